@@ -1,0 +1,30 @@
+/** Every limit that has a number has a name here. */
+
+/** Bytes left free before each packet in a slot, so that encapsulation is a prepend (outer headers need 62). */
+export const HEADROOM_BYTES = 128;
+
+/** The largest IPv4 packet, and so the largest GSO super-packet the kernel hands over. */
+export const MAX_PACKET_BYTES = 65535;
+
+/** Packets per batch, and so the most reads that are in flight at once. */
+export const BATCH_PACKETS = 64;
+
+/** Packets weir generates (RST, ICMP errors, echo replies): per second, in all and per source address. */
+export const REPLIES_PER_SECOND = 1000;
+export const REPLIES_PER_SOURCE_PER_SECOND = 50;
+
+/** Fragment tracking (DESIGN section 3, rule 7). */
+export const FRAGMENT_ENTRIES = 8192;
+export const FRAGMENT_LIFETIME_MS = 30_000;
+export const HELD_FRAGMENTS = 1024;
+export const HELD_FRAGMENTS_PER_DATAGRAM = 64;
+export const HELD_FRAGMENT_MS = 1000;
+
+/** Source ports tried per snat address before the next address is. */
+export const SNAT_PORT_TRIES = 32;
+
+/** Return-path rules per endpoint are a linear list for the kernel: beyond this, one rule per interface. */
+export const MAX_ENDPOINT_RULES = 64;
+
+/** Maglev table sizes that are accepted: primes, as the paper requires. */
+export const MAGLEV_TABLE_SIZES: readonly number[] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071];

@@ -1,0 +1,34 @@
+/** What became of a packet. Integers on the data path, names in replay, explain and capture. */
+export const FORWARD = 0;
+export const REPLY = 1;
+export const PASS = 2;
+export const DROP = 3;
+export const HOLD = 4;
+export const VERDICT_NAMES = ['forward', 'reply', 'pass', 'drop', 'hold'] as const;
+
+export const DIRECTION_NONE = 0;
+export const DIRECTION_ORIGINAL = 1;
+export const DIRECTION_REPLY = 2;
+export const DIRECTION_NAMES = ['none', 'original', 'reply'] as const;
+
+/** The pipeline's account of the last batch, row by row; zero where nothing is known. */
+export interface Results {
+  readonly verdict: Uint8Array;
+  readonly reason: Uint8Array;
+  readonly direction: Uint8Array;
+  readonly service: Int32Array;
+  readonly backend: Int32Array;
+  /** STATE_* after the packet. */
+  readonly state: Uint8Array;
+}
+
+export function makeResults(capacity: number): Results {
+  return {
+    verdict: new Uint8Array(capacity),
+    reason: new Uint8Array(capacity),
+    direction: new Uint8Array(capacity),
+    service: new Int32Array(capacity),
+    backend: new Int32Array(capacity),
+    state: new Uint8Array(capacity),
+  };
+}

@@ -1,0 +1,43 @@
+/**
+ * struct virtio_net_hdr as a TUN device with IFF_VNET_HDR prepends it (linux/virtio_net.h; little endian on every machine
+ * weir runs on). It stands right before the packet in every slot, also on devices that have no such header, where it is zero:
+ * the data path then need not know what kind of device a packet came from.
+ *
+ *     0 flags u8 | 1 gso_type u8 | 2 hdr_len u16 | 4 gso_size u16 | 6 csum_start u16 | 8 csum_offset u16
+ */
+
+export const VNET_HEADER_BYTES = 10;
+
+/** flags: the L4 checksum is in partial form and covers csum_start to the end. */
+export const NEEDS_CSUM = 1;
+
+export const GSO_NONE = 0;
+export const GSO_TCPV4 = 1;
+export const GSO_TCPV6 = 4;
+export const GSO_UDP_L4 = 5;
+/** Or-ed into gso_type: the TCP super-packet has CWR set. */
+export const GSO_ECN = 0x80;
+
+/** Whether the L4 checksum of the packet at `at`, whose L4 header is at `l4`, is in partial form. */
+export function isPartial(bytes: Uint8Array, at: number, l4: number): boolean {
+  // csum_start names another header when the packet itself carries a tunnel; its own checksum is then full.
+  return (bytes[at - 10]! & NEEDS_CSUM) !== 0 && (bytes[at - 4]! | (bytes[at - 3]! << 8)) === l4 - at;
+}
+
+export function gsoType(bytes: Uint8Array, at: number): number {
+  return bytes[at - 9]! & 0x7f;
+}
+
+export function gsoSize(bytes: Uint8Array, at: number): number {
+  return bytes[at - 6]! | (bytes[at - 5]! << 8);
+}
+
+/** No offload: what weir writes into the header of a packet it made itself. */
+export function clear(bytes: Uint8Array, at: number): void {
+  bytes.fill(0, at - VNET_HEADER_BYTES, at);
+}
+
+/** Moves the header along when the packet's start moves within its slot. */
+export function move(bytes: Uint8Array, from: number, to: number): void {
+  bytes.copyWithin(to - VNET_HEADER_BYTES, from - VNET_HEADER_BYTES, from);
+}

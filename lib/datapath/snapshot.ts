@@ -39,8 +39,8 @@ export interface Snapshot {
   readonly snatIndex: Int32Array;
 
   /**
-   * (address, port, protocol) of each configured backend -> the id of the only maglev service in mode dnat that has it, or 0
-   * when there is none or more than one: for picking replies up after a start without a table.
+   * (address, port, protocol) of each configured backend -> the id of the only maglev service in mode dnat that has it, or -1
+   * when there is none or more than one: for picking replies up after a start without a table. 0: no backend.
    */
   readonly endpointIndex: Int32Array;
 

@@ -1,0 +1,320 @@
+import { REASON } from '../base/reasons.js';
+import { AffinityTable } from '../balance/affinity.js';
+import { flowHash } from '../balance/flow-hash.js';
+import { pickMaglev, pickWeighted } from '../balance/pick.js';
+import { contains } from '../balance/ranges.js';
+import { lookup } from '../balance/lookup.js';
+import { isReusable } from '../conntrack/tcp-tracker.js';
+import type { FlowTable } from '../conntrack/flow-table.js';
+import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT } from '../conntrack/record.js';
+import { type AllocatedPort, allocatePort, type PortPool, type PortProbe } from '../nat/ports.js';
+import { rewrite } from '../nat/rewrite.js';
+import { PORT_UNREACHABLE } from '../wire/icmp.js';
+import { PROTO_TCP } from '../wire/ipv4.js';
+import * as tcp from '../wire/tcp.js';
+import type { Core } from './core.js';
+import {
+  AFFINITY_SECONDS,
+  BACKEND_ADDRESS,
+  BACKEND_FLAGS,
+  BACKEND_PORT,
+  BACKEND_SERVICE,
+  BACKEND_WORDS,
+  CHOICES_AT,
+  CHOICES_COUNT,
+  CHOICES_WEIGHT,
+  COUNTER_CONNECTIONS,
+  COUNTER_ROWS,
+  MAGLEV_AT,
+  MAGLEV_SIZE,
+  MODE_SNAT,
+  NO_BACKEND_DROP,
+  RANGES_AT,
+  RANGES_COUNT,
+  SERVICE_FLAGS,
+  SERVICE_MAGLEV,
+  SERVICE_MODE,
+  SERVICE_WORDS,
+  TAKES_NEW,
+} from './snapshot.js';
+import { STAT_PICKED_UP, STAT_STATELESS } from './stats.js';
+
+/**
+ * Admission: what happens to the first packet of a flow. The slow path: once per connection.
+ *
+ * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
+ * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (maglev without snat), else refused;
+ * 3. a backend is chosen: by affinity, then by the algorithm;
+ * 4. its reply tuple must be free. Taken by a closing or expired flow: that one goes. Taken by a live one: another source
+ *    port if there is an snat pool, else the next backend in order, else refused. The chosen backend being the client itself
+ *    (hairpin) needs a source of weir's own in the same way;
+ * 5. one record under two keys. No room: a maglev flow goes on without one, any other is dropped.
+ *
+ * A refusal leaves nothing behind.
+ */
+export class Admission implements PortProbe {
+  readonly #core: Core;
+  readonly #affinity = new AffinityTable();
+  readonly #port: AllocatedPort = { address: 0, port: 0 };
+  #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
+
+  // The backend being considered: work variables, so that nothing is allocated.
+  #backendId = 0;
+  #backendAddress = 0;
+  #backendPort = 0;
+  #returnAddress = 0;
+  #returnPort = 0;
+
+  /** Until when flows without a record may have replies that need picking up: set by a full table. */
+  statelessUntilMs = Number.NEGATIVE_INFINITY;
+
+  constructor(core: Core) {
+    this.#core = core;
+  }
+
+  use(): void {
+    const { snatAddresses, snatFirstPort, snatLastPort } = this.#core.snapshot;
+    this.#pool = { addresses: snatAddresses, firstPort: snatFirstPort, lastPort: snatLastPort };
+  }
+
+  /**
+   * Takes the packet in hand, which belongs to no record and is addressed to `service`, to its end.
+   *
+   * @returns the new record, or -1 when the packet was refused or went on without one.
+   */
+  admit(service: number): number {
+    const { packet, snapshot } = this.#core;
+    const row = service * SERVICE_WORDS;
+    const { services } = snapshot;
+    const isTcp = packet.protocol === PROTO_TCP;
+    this.#core.noteChoice(service, 0);
+
+    const ranges = services[row + RANGES_COUNT]!;
+    if (ranges !== 0 && !contains(snapshot.ranges, services[row + RANGES_AT]!, ranges, packet.source)) {
+      this.#core.drop(REASON['not-in-source-range']);
+      return -1;
+    }
+    if (this.#core.vipBits(packet.source) !== 0) {
+      this.#core.drop(REASON['hairpin-refused']);
+      return -1;
+    }
+
+    const mode = services[row + SERVICE_MODE]!;
+    const isMaglev = (services[row + SERVICE_FLAGS]! & SERVICE_MAGLEV) !== 0;
+    const tcpFlags = isTcp ? tcp.flags(this.#core.bytes, packet.l4) : 0;
+    const midStream = isTcp && !tcp.isOpeningSyn(tcpFlags);
+    if (midStream && (!isMaglev || mode === MODE_SNAT)) {
+      this.#core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
+      return -1;
+    }
+
+    const choice = this.#choose(service, row);
+    if (choice < 0) {
+      if ((services[row + SERVICE_FLAGS]! & NO_BACKEND_DROP) !== 0) this.#core.drop(REASON['no-backend']);
+      else if (isTcp) this.#core.rejectTcp(REASON['rst-no-backend'], REASON['no-backend']);
+      else this.#core.rejectUnreachable(PORT_UNREACHABLE, REASON['no-backend']);
+      return -1;
+    }
+
+    if (midStream && (tcpFlags & tcp.RST) !== 0) {
+      this.#forwardLoneRst(service, row, choice);
+      return -1;
+    }
+    const refusal = this.#settleTuple(row, choice, mode);
+    if (refusal !== 0) {
+      this.#core.drop(refusal);
+      return -1;
+    }
+    this.#core.noteChoice(service, this.#backendId);
+
+    const record = this.#insert(service);
+    if (record < 0) {
+      if (isMaglev && mode !== MODE_SNAT && this.#returnAddress === packet.source) {
+        this.#core.stats[STAT_STATELESS]! += 1;
+        this.statelessUntilMs = this.#core.nowMs + snapshot.recoveryMs;
+        this.#forwardStateless();
+      } else this.#core.drop(REASON['table-full']);
+      return -1;
+    }
+    if (midStream) this.#core.stats[STAT_PICKED_UP]! += 1;
+    this.#remember(service, row);
+    return record;
+  }
+
+  /**
+   * Makes the record that a reply without one must belong to, when exactly one maglev service can have sent it there
+   * (DESIGN section 4, Restart).
+   *
+   * @returns the record, or -1 when the packet is not such a reply.
+   */
+  pickUpReply(): number {
+    const { packet, snapshot, nowMs, recoveringSince } = this.#core;
+    if (packet.protocol !== PROTO_TCP) return -1;
+    if (nowMs >= recoveringSince + snapshot.recoveryMs && nowMs >= this.statelessUntilMs) return -1;
+    const service = lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, PROTO_TCP);
+    if (service <= 0) return -1;
+    const row = service * SERVICE_WORDS;
+    const vip = snapshot.services[row]!;
+    const vipPort = snapshot.services[row + 1]!;
+    if (snapshot.services[row + CHOICES_COUNT] === 0 || this.#core.vipBits(packet.destination) !== 0) return -1;
+
+    const clientPort = packet.destinationPort;
+    const hash = this.#hash(row, packet.destination, clientPort, vipPort);
+    const choice = pickMaglev(snapshot.maglev, snapshot.services[row + MAGLEV_AT]!, snapshot.services[row + MAGLEV_SIZE]!, hash);
+    this.#consider(row, choice);
+    if (this.#backendAddress !== packet.source || this.#backendPort !== packet.sourcePort) return -1;
+
+    const { tcp: table } = this.#core;
+    const originalPorts = (clientPort << 16) | vipPort;
+    if (table.find(packet.destination, vip, originalPorts, PROTO_TCP, table.hash(packet.destination, vip, originalPorts, PROTO_TCP)) >= 0)
+      return -1;
+    const record = table.insert(
+      PROTO_TCP,
+      TYPE_OUT,
+      packet.destination,
+      vip,
+      originalPorts,
+      packet.source,
+      packet.destination,
+      packet.ports,
+      service,
+      this.#backendId,
+      nowMs,
+    );
+    if (record >= 0) this.#core.stats[STAT_PICKED_UP]! += 1;
+    return record;
+  }
+
+  /** PortProbe: the reply tuple with this source is unowned, or its owner has expired. */
+  isPortFree(address: number, port: number): boolean {
+    return this.#freeReplyTuple(address, port, false);
+  }
+
+  /** The number of the choice within the service, -1 when no backend takes new flows. */
+  #choose(service: number, row: number): number {
+    const { packet, snapshot, nowMs, random } = this.#core;
+    const { services, backends, choices } = snapshot;
+    const count = services[row + CHOICES_COUNT]!;
+    if (count === 0) return -1;
+    const at = services[row + CHOICES_AT]!;
+    if (services[row + AFFINITY_SECONDS] !== 0) {
+      const remembered = this.#affinity.get(service, packet.source, nowMs);
+      // An id may have been given to another service's backend since.
+      if (
+        remembered > 0 &&
+        backends[remembered * BACKEND_WORDS + BACKEND_SERVICE] === service &&
+        (backends[remembered * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) !== 0
+      ) {
+        for (let i = 0; i < count; i++) if (choices[(at + i) * 2] === remembered) return i;
+      }
+    }
+    if (services[row + MAGLEV_SIZE] !== 0) {
+      const hash = this.#hash(row, packet.source, packet.sourcePort, packet.destinationPort);
+      return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+    }
+    return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
+  }
+
+  #hash(row: number, client: number, clientPort: number, vipPort: number): number {
+    const { snapshot, packet } = this.#core;
+    const port = snapshot.services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
+    return flowHash(snapshot.hashKey0, snapshot.hashKey1, client, port, vipPort, packet.protocol);
+  }
+
+  /** Loads the backend of a choice. */
+  #consider(row: number, choice: number): void {
+    const { snapshot } = this.#core;
+    this.#backendId = snapshot.choices[(snapshot.services[row + CHOICES_AT]! + choice) * 2]!;
+    const backend = this.#backendId * BACKEND_WORDS;
+    this.#backendAddress = snapshot.backends[backend + BACKEND_ADDRESS]!;
+    this.#backendPort = snapshot.backends[backend + BACKEND_PORT]!;
+  }
+
+  /** Finds a backend and a source whose reply tuple is free, from `choice` on. Returns 0 or the reason to refuse. */
+  #settleTuple(row: number, choice: number, mode: number): number {
+    const { packet, snapshot } = this.#core;
+    const count = snapshot.services[row + CHOICES_COUNT]!;
+    const hasPool = snapshot.snatAddresses.length !== 0;
+    for (let tried = 0; tried < count; tried++) {
+      this.#consider(row, (choice + tried) % count);
+      const hairpin = this.#backendAddress === packet.source;
+      if (mode === MODE_SNAT || (hairpin && hasPool)) return this.#allocate();
+      if (hairpin) return REASON['hairpin-refused'];
+      this.#returnAddress = packet.source;
+      this.#returnPort = packet.sourcePort;
+      if (this.#freeReplyTuple(packet.source, packet.sourcePort, true)) return 0;
+      if (hasPool) return this.#allocate();
+    }
+    return REASON['reply-tuple-clash'];
+  }
+
+  #allocate(): number {
+    const { packet, random } = this.#core;
+    const clientHash = flowHash(0, 0, packet.source, 0, 0, 0);
+    if (!allocatePort(this.#pool, packet.sourcePort, clientHash, random, this, this.#port)) return REASON['no-snat-port'];
+    this.#returnAddress = this.#port.address;
+    this.#returnPort = this.#port.port;
+    return 0;
+  }
+
+  /**
+   * Whether nothing live owns the tuple of the considered backend's replies to (address, port). An expired owner is
+   * removed; a closing one only where `replaceClosing`, since an snat port stays taken until its entry is gone.
+   */
+  #freeReplyTuple(address: number, port: number, replaceClosing: boolean): boolean {
+    const { packet, nowMs } = this.#core;
+    const table = this.#core.tableOf(packet.protocol);
+    const ports = (this.#backendPort << 16) | port;
+    const hash = table.hash(this.#backendAddress, address, ports, packet.protocol);
+    const reference = table.find(this.#backendAddress, address, ports, packet.protocol, hash);
+    if (reference < 0) return true;
+    const record = reference >> 1;
+    if (!table.isExpired(record, nowMs) && !(replaceClosing && isReusable(table, record, nowMs))) return false;
+    table.remove(record);
+    return true;
+  }
+
+  #insert(service: number): number {
+    const { packet, nowMs } = this.#core;
+    const table: FlowTable = this.#core.tableOf(packet.protocol);
+    const record = table.insert(
+      packet.protocol,
+      TYPE_OUT,
+      packet.source,
+      packet.destination,
+      packet.ports,
+      this.#backendAddress,
+      this.#returnAddress,
+      (this.#backendPort << 16) | this.#returnPort,
+      service,
+      this.#backendId,
+      nowMs,
+    );
+    if (record >= 0 && this.#backendAddress === packet.source) table.bytes[record * RECORD_BYTES + FLAGS]! |= LB_LOOPBACK;
+    return record;
+  }
+
+  #remember(service: number, row: number): void {
+    const { packet, snapshot, nowMs } = this.#core;
+    const seconds = snapshot.services[row + AFFINITY_SECONDS]!;
+    if (seconds !== 0) this.#affinity.set(service, packet.source, this.#backendId, nowMs + seconds * 1000);
+    snapshot.counters[this.#backendId * COUNTER_ROWS + COUNTER_CONNECTIONS]! += 1;
+  }
+
+  /** A lone RST is told to the backend that would have the flow, and leaves nothing behind. */
+  #forwardLoneRst(service: number, row: number, choice: number): void {
+    this.#consider(row, choice);
+    this.#core.noteChoice(service, this.#backendId);
+    if (this.#backendAddress === this.#core.packet.source) this.#core.drop(REASON['unknown-flow']);
+    else this.#forwardStateless();
+  }
+
+  /** Rewrites for the considered backend without a record: the hash alone leads every packet of this flow there. */
+  #forwardStateless(): void {
+    const core = this.#core;
+    const { packet } = core;
+    const ports = (packet.ports & ~0xffff) | this.#backendPort;
+    rewrite(core.view, core.bytes, packet.at, packet.l4, packet.protocol, packet.source, this.#backendAddress, ports, packet.partial);
+    core.forward();
+  }
+}

@@ -1,0 +1,174 @@
+import { BATCH_PACKETS } from '../base/limits.js';
+import type { Random } from '../base/random.js';
+import { REASON } from '../base/reasons.js';
+import { lookup } from '../balance/lookup.js';
+import type { FlowTable } from '../conntrack/flow-table.js';
+import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../conntrack/record.js';
+import type { PacketOutput } from '../io/device.js';
+import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/answer.js';
+import { AnswerLimiter } from '../nat/rate-limit.js';
+import { PROTO_TCP } from '../wire/ipv4.js';
+import { CurrentPacket } from './packet.js';
+import type { Snapshot } from './snapshot.js';
+import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
+import { DIRECTION_ORIGINAL, DIRECTION_REPLY, DROP, FORWARD, HOLD, makeResults, PASS, REPLY } from './verdict.js';
+
+/** What a pipeline is made of; tests and replay hand in memory devices and seeded randomness. */
+export interface PipelineParts {
+  /** Connections of TCP, and of everything else. */
+  readonly tcp: FlowTable;
+  readonly any: FlowTable;
+  readonly output: PacketOutput;
+  readonly random: Random;
+  readonly stats: Float64Array;
+  /** Until when (the pipeline's clock, ms) replies without an entry may be picked up; -Infinity: never. */
+  readonly recoveringSince?: number;
+}
+
+/**
+ * What the stages of a pipeline share: the packet in hand, the snapshot in use, and the ways a packet can end. Every packet
+ * ends in exactly one of `forward`, `pass`, `drop`, `hold` or an answer, each of which gives its slot back.
+ */
+export class Core {
+  readonly packet = new CurrentPacket();
+  readonly results = makeResults(BATCH_PACKETS);
+  readonly tcp: FlowTable;
+  readonly any: FlowTable;
+  readonly output: PacketOutput;
+  readonly bytes: Uint8Array;
+  readonly view: DataView;
+  readonly random: Random;
+  readonly stats: Float64Array;
+  readonly limiter = new AnswerLimiter();
+  readonly recoveringSince: number;
+
+  snapshot!: Snapshot;
+  nowMs = 0;
+
+  readonly #answer: Answer = { offset: 0, length: 0 };
+
+  constructor(parts: PipelineParts) {
+    this.tcp = parts.tcp;
+    this.any = parts.any;
+    this.output = parts.output;
+    this.bytes = parts.output.memory.bytes;
+    this.view = parts.output.memory.view;
+    this.random = parts.random;
+    this.stats = parts.stats;
+    this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
+  }
+
+  tableOf(protocol: number): FlowTable {
+    return protocol === PROTO_TCP ? this.tcp : this.any;
+  }
+
+  /** The VIP_* bits of an address, 0 when it is no VIP. */
+  vipBits(address: number): number {
+    return lookup(this.snapshot.vipIndex, address, 0, 0);
+  }
+
+  isSnatAddress(address: number): boolean {
+    return lookup(this.snapshot.snatIndex, address, 0, 0) !== 0;
+  }
+
+  /** Notes which flow the packet belongs to, for whoever watches. */
+  noteFlow(table: FlowTable, record: number, isReply: boolean): void {
+    const { results, packet } = this;
+    const word = record * RECORD_WORDS;
+    results.direction[packet.row] = isReply ? DIRECTION_REPLY : DIRECTION_ORIGINAL;
+    results.service[packet.row] = table.words[word + SERVICE]!;
+    results.backend[packet.row] = table.words[word + BACKEND_ID]!;
+    results.state[packet.row] = table.bytes[record * RECORD_BYTES + STATE]!;
+  }
+
+  /** The same for a packet that has no record. */
+  noteChoice(service: number, backend: number): void {
+    const { results, packet } = this;
+    results.direction[packet.row] = DIRECTION_ORIGINAL;
+    results.service[packet.row] = service;
+    results.backend[packet.row] = backend;
+  }
+
+  /** Sends the rewritten packet on. */
+  forward(): void {
+    const { packet, stats } = this;
+    this.results.verdict[packet.row] = FORWARD;
+    stats[STAT_FORWARDED]! += 1;
+    stats[STAT_TX_PACKETS]! += 1;
+    stats[STAT_TX_BYTES]! += packet.length;
+    this.output.transmit(packet.slot, packet.at, packet.length);
+  }
+
+  /** Sends the packet on as it came (rule 8). */
+  pass(): void {
+    const { packet, stats } = this;
+    this.#settle(PASS, REASON['not-tracked']);
+    stats[STAT_TX_PACKETS]! += 1;
+    stats[STAT_TX_BYTES]! += packet.length;
+    this.output.transmit(packet.slot, packet.at, packet.length);
+  }
+
+  drop(reason: number): void {
+    this.#settle(DROP, reason);
+    this.output.release(this.packet.slot);
+  }
+
+  /** The packet was copied elsewhere and will come back. */
+  hold(): void {
+    this.results.verdict[this.packet.row] = HOLD;
+    this.output.release(this.packet.slot);
+  }
+
+  /** Answers with an RST, or drops by `otherwise` when no answer is due. */
+  rejectTcp(reason: number, otherwise: number): void {
+    if (this.#mayAnswer(otherwise)) {
+      answerRst(this.output.memory, this.packet.at, this.packet.length, this.#answer);
+      this.#sendAnswer(reason);
+    }
+  }
+
+  /** Answers with an ICMP unreachable of `code` from the packet's destination, or drops by `otherwise`. */
+  rejectUnreachable(code: number, otherwise: number): void {
+    if (this.#mayAnswer(otherwise)) {
+      answerUnreachable(this.output.memory, this.packet.at, this.packet.length, code, 0, this.#answer);
+      this.#sendAnswer(REASON.unreachable);
+    }
+  }
+
+  /** Sends what `build` made of the packet, if an answer is due and within the limits. */
+  answer(build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void, reason: number): void {
+    if (this.#mayAnswer(reason)) {
+      build(this.output.memory, this.packet.at, this.packet.length, this.#answer);
+      this.#sendAnswer(reason);
+    }
+  }
+
+  /** RFC 1122 3.2.2 and the rate limits; drops the packet itself when the answer is no. */
+  #mayAnswer(otherwise: number): boolean {
+    const { packet } = this;
+    if (!mayAnswer(this.bytes, this.view, packet.at)) {
+      this.drop(otherwise);
+      return false;
+    }
+    if (!this.limiter.allow(packet.source, this.nowMs)) {
+      this.drop(REASON['rate-limited']);
+      return false;
+    }
+    return true;
+  }
+
+  #sendAnswer(reason: number): void {
+    const answer = this.#answer;
+    this.#settle(REPLY, reason);
+    this.stats[STAT_TX_PACKETS]! += 1;
+    this.stats[STAT_TX_BYTES]! += answer.length;
+    this.output.transmit(this.packet.slot, answer.offset, answer.length);
+  }
+
+  #settle(verdict: number, reason: number): void {
+    const { results, packet } = this;
+    results.verdict[packet.row] = verdict;
+    results.reason[packet.row] = reason;
+    this.stats[STAT_REASONS + reason]! += 1;
+  }
+}

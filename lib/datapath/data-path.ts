@@ -1,0 +1,171 @@
+import { MessageChannel, type MessagePort, Worker } from 'node:worker_threads';
+import { type ErrorCode, WeirError } from '../base/errors.js';
+import type { TableMemory } from '../conntrack/memory.js';
+import type { DeviceFeatures } from '../io/device.js';
+import { createWake, type Wake } from '../io/open.js';
+import type { FromDataPath, ToDataPath } from './messages.js';
+import type { Snapshot } from './snapshot.js';
+import { allocateStats } from './stats.js';
+import type { WorkerSetup } from './worker.js';
+
+/** How long a data path may take to leave before its thread is ended. */
+const STOP_MS = 1000;
+
+export interface DataPathOptions {
+  /** An open TUN device; stays the caller's to close, after `stop`. */
+  readonly fd: number;
+  readonly vnetHeader: boolean;
+  readonly udpSegmentation: boolean;
+  readonly mtu: number;
+  readonly engine: 'auto' | 'io_uring' | 'readwrite';
+  readonly tables: { readonly tcp: TableMemory; readonly any: TableMemory };
+  /** `conntrack.gc.interval` when it is fixed. */
+  readonly gcIntervalMs?: number;
+  readonly snapshot: Snapshot;
+  /** The table begins empty while connections may be under way: pick replies up for `conntrack.recovery`. */
+  readonly recovering: boolean;
+  /** The data path has ended by itself; called at most once, and not after `stop`. */
+  readonly onFailure: (error: WeirError) => void;
+}
+
+/** Starts the data path in its own thread; resolves once its device is open and packets flow. */
+export async function startDataPath(options: DataPathOptions): Promise<DataPath> {
+  const wake = createWake();
+  const { port1, port2 } = new MessageChannel();
+  const { onFailure, gcIntervalMs, ...rest } = options;
+  const stats = allocateStats();
+  const signal = new Int32Array(new SharedArrayBuffer(4));
+  const setup: WorkerSetup = { ...rest, port: port2, signal, wakeFd: wake.fd, gcIntervalMs: gcIntervalMs ?? null, stats };
+  const worker = new Worker(new URL('./worker.js', import.meta.url), { workerData: setup, transferList: [port2] });
+  const path = new DataPath(worker, port1, wake, signal, stats, onFailure);
+  try {
+    await path.ready;
+  } catch (error) {
+    await path.stop();
+    throw error;
+  }
+  return path;
+}
+
+/** The main thread's hold on the running data path. */
+export class DataPath {
+  /** STAT_* rows, live. */
+  readonly stats: Float64Array;
+  /** Settles when the device is open, or cannot be. */
+  readonly ready: Promise<void>;
+  features: DeviceFeatures = { engine: '', vnetHeader: false, udpSegmentation: false };
+  /** What the engine has to say about how it was chosen. */
+  note = '';
+
+  readonly #worker: Worker;
+  readonly #port: MessagePort;
+  readonly #wake: Wake;
+  readonly #signal: Int32Array;
+  readonly #onFailure: (error: WeirError) => void;
+  readonly #exited: Promise<void>;
+  readonly #applied = new Map<number, () => void>();
+  readonly #flushed = new Map<number, (count: number) => void>();
+  #isReady = false;
+  #isEnding = false;
+  #flushId = 0;
+  #settleReady!: { resolve: () => void; reject: (error: WeirError) => void };
+
+  constructor(
+    worker: Worker,
+    port: MessagePort,
+    wake: Wake,
+    signal: Int32Array,
+    stats: Float64Array,
+    onFailure: (error: WeirError) => void,
+  ) {
+    this.#worker = worker;
+    this.#port = port;
+    this.#wake = wake;
+    this.#signal = signal;
+    this.#onFailure = onFailure;
+    this.stats = stats;
+    this.ready = new Promise((resolve, reject) => {
+      this.#settleReady = { resolve, reject };
+    });
+    port.on('message', (message: FromDataPath) => this.#hear(message));
+    worker.on('error', (error) => this.#fail(new WeirError('DEVICE_FAILED', `the data path crashed: ${error.stack}`)));
+    this.#exited = new Promise((resolve) => {
+      worker.on('exit', () => {
+        this.#fail(new WeirError('DEVICE_FAILED', 'the data path ended unexpectedly'));
+        resolve();
+      });
+    });
+  }
+
+  /** Puts a snapshot to use; resolves when packets are handled by it. */
+  publish(snapshot: Snapshot): Promise<void> {
+    return new Promise((resolve) => {
+      this.#applied.set(snapshot.version, resolve);
+      this.#post({ type: 'snapshot', snapshot });
+    });
+  }
+
+  /** Removes records that still hold the generation seen; resolves to how many did. */
+  flush(table: 'tcp' | 'any', records: Int32Array, commits: Int32Array): Promise<number> {
+    return new Promise((resolve) => {
+      const id = ++this.#flushId;
+      this.#flushed.set(id, resolve);
+      this.#post({ type: 'flush', id, table, records, commits });
+    });
+  }
+
+  /** Ends the thread after its current batch. Idempotent. */
+  async stop(): Promise<void> {
+    if (!this.#isEnding) {
+      this.#isEnding = true;
+      this.#post({ type: 'stop' });
+    }
+    const timer = setTimeout(() => void this.#worker.terminate(), STOP_MS);
+    await this.#exited;
+    clearTimeout(timer);
+    this.#port.close();
+    this.#wake.close();
+    // Whoever waits for an answer will not get one.
+    for (const resolve of this.#applied.values()) resolve();
+    for (const resolve of this.#flushed.values()) resolve(0);
+    this.#applied.clear();
+    this.#flushed.clear();
+  }
+
+  #post(message: ToDataPath): void {
+    this.#port.postMessage(message);
+    Atomics.add(this.#signal, 0, 1);
+    this.#wake.wake();
+  }
+
+  #hear(message: FromDataPath): void {
+    switch (message.type) {
+      case 'ready':
+        this.features = message.features;
+        this.note = message.note;
+        this.#isReady = true;
+        this.#settleReady.resolve();
+        break;
+      case 'applied':
+        this.#applied.get(message.version)?.();
+        this.#applied.delete(message.version);
+        break;
+      case 'flushed':
+        this.#flushed.get(message.id)?.(message.count);
+        this.#flushed.delete(message.id);
+        break;
+      case 'failed':
+        this.#fail(new WeirError(message.code as ErrorCode, message.message, message.remedy));
+        break;
+      case 'stopped':
+        break;
+    }
+  }
+
+  #fail(error: WeirError): void {
+    if (this.#isEnding) return;
+    this.#isEnding = true;
+    if (this.#isReady) this.#onFailure(error);
+    else this.#settleReady.reject(error);
+  }
+}

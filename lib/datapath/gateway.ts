@@ -1,0 +1,348 @@
+import { BATCH_PACKETS } from '../base/limits.js';
+import { REASON } from '../base/reasons.js';
+import { lookup } from '../balance/lookup.js';
+import { trackAny } from '../conntrack/any-tracker.js';
+import type { FlowTable } from '../conntrack/flow-table.js';
+import {
+  BACKEND,
+  BACKEND_ID,
+  CLIENT,
+  FLAGS,
+  ORIGINAL_PORTS,
+  RECORD_BYTES,
+  RECORD_WORDS,
+  REPLY_PORTS,
+  RETURN,
+  SEEN_NON_SYN,
+  STATE,
+  UNREPLIED,
+  VIP,
+} from '../conntrack/record.js';
+import { account, isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
+import { openAny } from '../conntrack/any-tracker.js';
+import type { PacketBatch } from '../io/device.js';
+import { rewrite } from '../nat/rewrite.js';
+import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
+import * as ipv4 from '../wire/ipv4.js';
+import * as tcp from '../wire/tcp.js';
+import { isPartial } from '../wire/vnet.js';
+import { Admission } from './admit.js';
+import { Core, type PipelineParts } from './core.js';
+import { FragmentStage } from './fragments.js';
+import { IcmpStage } from './icmp.js';
+import { swapPorts } from './packet.js';
+import {
+  BACKEND_FLAGS,
+  BACKEND_WORDS,
+  COUNTER_ROWS,
+  COUNTER_RX_BYTES,
+  COUNTER_RX_PACKETS,
+  COUNTER_TX_BYTES,
+  COUNTER_TX_PACKETS,
+  type Snapshot,
+  TAKES_NEW,
+} from './snapshot.js';
+import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
+import type { Results } from './verdict.js';
+
+/** What the first pass found a packet to be. */
+const BAD = 0;
+const TCP_FLOW = 1;
+const UDP_FLOW = 2;
+const FRAGMENT = 3;
+const ICMP = 4;
+const OTHER = 5;
+
+/**
+ * The gateway's pipeline: a batch of packets in, each rewritten in place and transmitted, answered, passed on, held or dropped
+ * with one reason. Runs to completion, allocates nothing for packets of known flows, never throws.
+ *
+ *     check -> (touch) -> conntrack --hit--> track -> rewrite -> forward
+ *                             |miss
+ *                             +-- to a VIP: service -> admit -> insert -> rewrite -> forward
+ *                             +-- to an snat address: drop
+ *                             +-- else: pass
+ *
+ * Two passes over the batch. The first judges headers, hashes tuples and loads the index slot of each; the second loads the
+ * records those slots name. Neither depends on another packet, so that the cache misses of a batch overlap instead of queueing
+ * up; the rewriting pass then finds everything in cache. It looks the tuple up anew, since a packet before it in the batch may
+ * have changed the table.
+ *
+ * Invariant: nothing leaves with a VIP as destination. A packet to a VIP is rewritten to a backend or ends here; passing on
+ * is for other destinations; a client that is a VIP is never admitted; backends are no VIPs (the config is refused).
+ */
+export class Gateway {
+  readonly #core: Core;
+  readonly #admission: Admission;
+  readonly #fragments: FragmentStage;
+  readonly #icmp: IcmpStage;
+
+  readonly #kind = new Uint8Array(BATCH_PACKETS);
+  readonly #reason = new Uint8Array(BATCH_PACKETS);
+  readonly #hash = new Uint32Array(BATCH_PACKETS);
+  readonly #hint = new Int32Array(BATCH_PACKETS);
+
+  /** Keeps the touching loads alive: an optimiser may not drop what is summed up here. */
+  touched = 0;
+
+  constructor(parts: PipelineParts) {
+    this.#core = new Core(parts);
+    this.#admission = new Admission(this.#core);
+    this.#fragments = new FragmentStage(this.#core);
+    this.#icmp = new IcmpStage(this.#core);
+  }
+
+  /** Row i tells what became of packet i of the last batch. */
+  get results(): Results {
+    return this.#core.results;
+  }
+
+  /** Makes `snapshot` the configuration from the next batch on. */
+  use(snapshot: Snapshot): void {
+    this.#core.snapshot = snapshot;
+    this.#admission.use();
+  }
+
+  /** Takes every packet of the batch to its end. `nowMs` is one moment for all of them. */
+  process(batch: PacketBatch, nowMs: number): void {
+    const core = this.#core;
+    core.nowMs = nowMs;
+    core.stats[STAT_BATCHES]! += 1;
+    this.#examine(batch);
+    this.#touch(batch.count);
+
+    const { results, packet, bytes } = core;
+    for (let row = 0; row < batch.count; row++) {
+      results.reason[row] = 0;
+      results.direction[row] = 0;
+      results.service[row] = 0;
+      results.backend[row] = 0;
+      results.state[row] = 0;
+      packet.row = row;
+      packet.slot = batch.slot[row]!;
+      packet.at = batch.offset[row]!;
+      const kind = this.#kind[row]!;
+      if (kind === BAD) {
+        core.drop(this.#reason[row]!);
+        continue;
+      }
+      this.#load();
+      if (kind <= UDP_FLOW) {
+        packet.ports = tcp.ports(core.view, packet.l4);
+        packet.hash = this.#hash[row]!;
+        packet.partial = isPartial(bytes, packet.at, packet.l4);
+        this.#flow();
+      } else if (kind === FRAGMENT) this.#fragment();
+      else if (kind === ICMP) this.#icmp.process();
+      else this.#other();
+    }
+  }
+
+  /** Work that is due by time alone: held fragments that waited too long. Returns when to call again, ms. */
+  flushDue(nowMs: number): number {
+    this.#core.nowMs = nowMs;
+    return this.#fragments.expire();
+  }
+
+  /** First pass: headers, hashes, index slots. */
+  #examine(batch: PacketBatch): void {
+    const { bytes, view, stats } = this.#core;
+    const { count } = batch;
+    let octets = 0;
+    for (let row = 0; row < count; row++) {
+      const at = batch.offset[row]!;
+      octets += batch.length[row]!;
+      this.#hint[row] = -1;
+      const reason = ipv4.check(bytes, at, batch.length[row]!);
+      if (reason !== 0) {
+        this.#kind[row] = BAD;
+        this.#reason[row] = reason;
+        continue;
+      }
+      const protocol = ipv4.protocol(bytes, at);
+      if (protocol === ipv4.PROTO_TCP || protocol === ipv4.PROTO_UDP) {
+        if (ipv4.isFragment(bytes, at)) {
+          this.#kind[row] = FRAGMENT;
+          continue;
+        }
+        const table = this.#core.tableOf(protocol);
+        const ports = tcp.ports(view, at + ipv4.headerLength(bytes, at));
+        const hash = table.hash(ipv4.source(view, at), ipv4.destination(view, at), ports, protocol);
+        this.#kind[row] = protocol === ipv4.PROTO_TCP ? TCP_FLOW : UDP_FLOW;
+        this.#hash[row] = hash;
+        this.#hint[row] = table.touch(hash);
+      } else this.#kind[row] = protocol === ipv4.PROTO_ICMP ? ICMP : OTHER;
+    }
+    stats[STAT_RX_PACKETS]! += count;
+    stats[STAT_RX_BYTES]! += octets;
+  }
+
+  /** Second pass: the records. */
+  #touch(count: number): void {
+    if (count === 1) return;
+    const { tcp: tcpTable, any } = this.#core;
+    let sum = 0;
+    for (let row = 0; row < count; row++) {
+      const hint = this.#hint[row]!;
+      if (hint >= 0) sum += (this.#kind[row] === TCP_FLOW ? tcpTable : any).touchRecord(hint);
+    }
+    this.touched = (this.touched + sum) | 0;
+  }
+
+  /** The fields every kind of packet has. */
+  #load(): void {
+    const { packet, bytes, view } = this.#core;
+    const { at } = packet;
+    packet.length = ipv4.totalLength(bytes, at);
+    packet.l4 = at + ipv4.headerLength(bytes, at);
+    packet.protocol = ipv4.protocol(bytes, at);
+    packet.source = ipv4.source(view, at);
+    packet.destination = ipv4.destination(view, at);
+    packet.ports = 0;
+    packet.partial = false;
+  }
+
+  /** TCP or UDP with its ports at hand: the whole packet, or the first fragment. */
+  #flow(): void {
+    const { packet, nowMs } = this.#core;
+    const table = this.#core.tableOf(packet.protocol);
+    const reference = table.find(packet.source, packet.destination, packet.ports, packet.protocol, packet.hash);
+    if (reference < 0) {
+      this.#unknown(table);
+      return;
+    }
+    const record = reference >> 1;
+    const isReply = (reference & 1) !== 0;
+    if (table.isExpired(record, nowMs) || (!isReply && this.#startsAnew(table, record))) {
+      table.remove(record);
+      this.#unknown(table);
+      return;
+    }
+    if (nowMs >= this.#core.snapshot.cutAt[table.words[record * RECORD_WORDS + BACKEND_ID]!]!) {
+      this.#cut(table, record, isReply);
+      return;
+    }
+    this.#follow(table, record, isReply, false);
+  }
+
+  /** Whether a packet from the client must not use the record its tuple has. */
+  #startsAnew(table: FlowTable, record: number): boolean {
+    const { packet, bytes, snapshot, nowMs } = this.#core;
+    const at = record * RECORD_BYTES;
+    if (packet.protocol === ipv4.PROTO_TCP) {
+      if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
+      if (isReusable(table, record, nowMs)) return true;
+      if ((table.bytes[at + FLAGS]! & SEEN_NON_SYN) !== 0) return false;
+    } else if (table.bytes[at + STATE] !== UNREPLIED) return false;
+    const backend = table.words[record * RECORD_WORDS + BACKEND_ID]!;
+    return (snapshot.backends[backend * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) === 0;
+  }
+
+  /** A packet of a live flow: track, count, translate, send. */
+  #follow(table: FlowTable, record: number, isReply: boolean, isNew: boolean): void {
+    const core = this.#core;
+    const { packet, bytes, view, snapshot, nowMs } = core;
+    const { l4 } = packet;
+    if (packet.protocol === ipv4.PROTO_TCP) {
+      const flags = tcp.flags(bytes, l4);
+      const payload = packet.at + packet.length - l4 - tcp.dataOffset(bytes, l4);
+      const scale = (flags & tcp.SYN) !== 0 ? tcp.windowScale(bytes, l4) : -1;
+      const seq = tcp.sequence(view, l4);
+      const ack = tcp.acknowledgement(view, l4);
+      const window = tcp.window(bytes, l4);
+      if (isNew) openTcp(table, record, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
+      else trackTcp(table, record, isReply, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
+    } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
+    else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
+    account(table, record, isReply, packet.length, nowMs);
+
+    const word = record * RECORD_WORDS;
+    const { words } = table;
+    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
+    core.noteFlow(table, record, isReply);
+    if (isReply) {
+      snapshot.counters[counter + COUNTER_RX_PACKETS]! += 1;
+      snapshot.counters[counter + COUNTER_RX_BYTES]! += packet.length;
+      const ports = swapPorts(words[word + ORIGINAL_PORTS]!);
+      rewrite(view, bytes, packet.at, l4, packet.protocol, words[word + VIP]!, words[word + CLIENT]!, ports, packet.partial);
+    } else {
+      snapshot.counters[counter + COUNTER_TX_PACKETS]! += 1;
+      snapshot.counters[counter + COUNTER_TX_BYTES]! += packet.length;
+      const ports = swapPorts(words[word + REPLY_PORTS]!);
+      rewrite(view, bytes, packet.at, l4, packet.protocol, words[word + RETURN]!, words[word + BACKEND]!, ports, packet.partial);
+    }
+    core.forward();
+  }
+
+  /** No record: a new flow, something for weir to refuse, or not weir's. */
+  #unknown(table: FlowTable): void {
+    const core = this.#core;
+    const { packet } = core;
+    if (core.vipBits(packet.destination) !== 0) {
+      const service = lookup(core.snapshot.serviceIndex, packet.destination, packet.destinationPort, packet.protocol);
+      if (service !== 0) {
+        const record = this.#admission.admit(service);
+        if (record >= 0) this.#follow(table, record, false, true);
+      } else if (packet.protocol === ipv4.PROTO_TCP) {
+        core.rejectTcp(REASON['rst-unknown-port'], REASON['unknown-port']);
+      } else core.rejectUnreachable(PORT_UNREACHABLE, REASON['unknown-port']);
+      return;
+    }
+    if (core.isSnatAddress(packet.destination)) {
+      core.drop(REASON['untracked-reply']);
+      return;
+    }
+    const picked = this.#admission.pickUpReply();
+    if (picked >= 0) {
+      this.#follow(table, picked, true, false);
+      return;
+    }
+    this.#passOn();
+  }
+
+  /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
+  #passOn(): void {
+    const core = this.#core;
+    const { packet, snapshot } = core;
+    const refused =
+      snapshot.dropUntracked && lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, packet.protocol) !== 0;
+    if (refused) core.drop(REASON['untracked-reply']);
+    else core.pass();
+  }
+
+  /** The drain time of the flow's backend is over (DESIGN section 4). */
+  #cut(table: FlowTable, record: number, isReply: boolean): void {
+    const core = this.#core;
+    core.noteFlow(table, record, isReply);
+    table.remove(record);
+    core.stats[STAT_CUT]! += 1;
+    // A client's datagram is served anew by another backend; TCP is told.
+    if (core.packet.protocol === ipv4.PROTO_TCP) core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
+    else if (isReply) core.drop(REASON['untracked-reply']);
+    else this.#unknown(table);
+  }
+
+  /** A fragment of TCP or UDP. */
+  #fragment(): void {
+    const core = this.#core;
+    const { packet, bytes, view } = core;
+    if (ipv4.fragmentOffset(bytes, packet.at) !== 0) {
+      this.#fragments.follow();
+      return;
+    }
+    packet.ports = tcp.ports(view, packet.l4);
+    packet.hash = core.tableOf(packet.protocol).hash(packet.source, packet.destination, packet.ports, packet.protocol);
+    this.#flow();
+    this.#fragments.lead();
+  }
+
+  /** A protocol weir does not balance. */
+  #other(): void {
+    const core = this.#core;
+    const { packet } = core;
+    if (core.vipBits(packet.destination) !== 0) {
+      core.rejectUnreachable(PROTOCOL_UNREACHABLE, REASON['unsupported-protocol']);
+    } else if (core.isSnatAddress(packet.destination)) core.drop(REASON['untracked-reply']);
+    else core.pass();
+  }
+}

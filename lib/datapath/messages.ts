@@ -1,0 +1,19 @@
+import type { DeviceFeatures } from '../io/device.js';
+import type { Snapshot } from './snapshot.js';
+
+/** What the main thread tells the data path. Posted on its port, followed by a wake-up. */
+export type ToDataPath =
+  /** Use this snapshot from the next batch on; answered with `applied`. */
+  | { readonly type: 'snapshot'; readonly snapshot: Snapshot }
+  /** Remove the records named (record numbers in the given table) if they still hold `commit`; answered with `flushed`. */
+  | { readonly type: 'flush'; readonly id: number; readonly table: 'tcp' | 'any'; readonly records: Int32Array; readonly commits: Int32Array }
+  /** Finish the batch, close the device, leave. */
+  | { readonly type: 'stop' };
+
+/** What the data path tells the main thread. */
+export type FromDataPath =
+  | { readonly type: 'ready'; readonly features: DeviceFeatures; readonly note: string }
+  | { readonly type: 'applied'; readonly version: number }
+  | { readonly type: 'flushed'; readonly id: number; readonly count: number }
+  | { readonly type: 'failed'; readonly code: string; readonly message: string; readonly remedy: string }
+  | { readonly type: 'stopped' };

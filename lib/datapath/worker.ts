@@ -1,0 +1,108 @@
+import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
+import { WeirError } from '../base/errors.js';
+import { systemRandom } from '../base/random.js';
+import { FlowTable } from '../conntrack/flow-table.js';
+import { GarbageCollector } from '../conntrack/gc.js';
+import type { TableMemory } from '../conntrack/memory.js';
+import { openDevice } from '../io/open.js';
+import { bootClock } from '../io/syscalls.js';
+import { Gateway } from './gateway.js';
+import { runLoop } from './loop.js';
+import type { FromDataPath, ToDataPath } from './messages.js';
+import type { Snapshot } from './snapshot.js';
+
+/**
+ * The data path's thread. It never returns to its event loop: messages are taken synchronously from the port, after the main
+ * thread has raised `signal` and woken the device; nothing here may await or set a timer.
+ */
+export interface WorkerSetup {
+  readonly port: MessagePort;
+  /** Word 0 counts the messages posted. */
+  readonly signal: Int32Array;
+  readonly fd: number;
+  readonly wakeFd: number;
+  readonly vnetHeader: boolean;
+  readonly udpSegmentation: boolean;
+  readonly mtu: number;
+  readonly engine: 'auto' | 'io_uring' | 'readwrite';
+  readonly tables: { readonly tcp: TableMemory; readonly any: TableMemory };
+  readonly gcIntervalMs: number | null;
+  readonly snapshot: Snapshot;
+  readonly recovering: boolean;
+  readonly stats: Float64Array;
+}
+
+const setup = workerData as WorkerSetup;
+
+function post(message: FromDataPath): void {
+  setup.port.postMessage(message);
+}
+
+function main(): void {
+  const clock = bootClock();
+  const { device, note } = openDevice(setup);
+  try {
+    const tcp = new FlowTable(setup.tables.tcp);
+    const any = new FlowTable(setup.tables.any);
+    const pipeline = new Gateway({
+      tcp,
+      any,
+      output: device,
+      random: systemRandom(),
+      stats: setup.stats,
+      ...(setup.recovering ? { recoveringSince: clock.nowMs() } : {}),
+    });
+    pipeline.use(setup.snapshot);
+    const collector = new GarbageCollector([tcp, any], clock.nowMs(), setup.gcIntervalMs);
+    post({ type: 'ready', features: device.features, note });
+
+    let heard = 0;
+    const { signal, stats } = setup;
+    const handle = (): boolean => {
+      heard = Atomics.load(signal, 0);
+      for (;;) {
+        const message = (receiveMessageOnPort(setup.port) as { message: ToDataPath } | undefined)?.message;
+        if (message === undefined) return true;
+        switch (message.type) {
+          case 'snapshot':
+            pipeline.use(message.snapshot);
+            post({ type: 'applied', version: message.snapshot.version });
+            break;
+          case 'flush':
+            post({ type: 'flushed', id: message.id, count: flush(message.table === 'tcp' ? tcp : any, message) });
+            break;
+          case 'stop':
+            return false;
+        }
+      }
+    };
+    runLoop({ device, pipeline, collector, clock, stats, control: { pending: () => Atomics.load(signal, 0) !== heard, handle } });
+  } finally {
+    device.close();
+  }
+}
+
+/** Removes the records that still hold what the main thread saw in them. */
+function flush(table: FlowTable, { records, commits }: Extract<ToDataPath, { type: 'flush' }>): number {
+  let count = 0;
+  for (let i = 0; i < records.length; i++) {
+    if (table.generation(records[i]!) !== commits[i]) continue;
+    table.remove(records[i]!);
+    count++;
+  }
+  return count;
+}
+
+try {
+  main();
+  post({ type: 'stopped' });
+} catch (error) {
+  const known = error instanceof WeirError;
+  post({
+    type: 'failed',
+    code: known ? error.code : 'DEVICE_FAILED',
+    message: known ? error.message : `the data path stopped: ${(error as Error).stack ?? String(error)}`,
+    remedy: known ? error.remedy : 'This is a bug in weir; please report it.',
+  });
+}
+setup.port.close();

@@ -31,7 +31,7 @@ export interface PipelineParts {
  */
 export class Core {
   readonly packet = new CurrentPacket();
-  readonly results = makeResults(BATCH_PACKETS);
+  readonly results = makeResults(BATCH_PACKETS + 1);
   readonly tcp: FlowTable;
   readonly any: FlowTable;
   readonly output: PacketOutput;
@@ -44,6 +44,8 @@ export class Core {
 
   snapshot!: Snapshot;
   nowMs = 0;
+  /** The record the packet in hand belongs to, -1: none. */
+  lastRecord = -1;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
 
@@ -75,6 +77,7 @@ export class Core {
   noteFlow(table: FlowTable, record: number, isReply: boolean): void {
     const { results, packet } = this;
     const word = record * RECORD_WORDS;
+    this.lastRecord = record;
     results.direction[packet.row] = isReply ? DIRECTION_REPLY : DIRECTION_ORIGINAL;
     results.service[packet.row] = table.words[word + SERVICE]!;
     results.backend[packet.row] = table.words[word + BACKEND_ID]!;

@@ -126,7 +126,8 @@ export class Gateway {
         core.drop(this.#reason[row]!);
         continue;
       }
-      this.#load();
+      packet.load(core.view, bytes);
+      core.lastRecord = -1;
       if (kind <= UDP_FLOW) {
         packet.ports = tcp.ports(core.view, packet.l4);
         packet.hash = this.#hash[row]!;
@@ -187,19 +188,6 @@ export class Gateway {
       if (hint >= 0) sum += (this.#kind[row] === TCP_FLOW ? tcpTable : any).touchRecord(hint);
     }
     this.touched = (this.touched + sum) | 0;
-  }
-
-  /** The fields every kind of packet has. */
-  #load(): void {
-    const { packet, bytes, view } = this.#core;
-    const { at } = packet;
-    packet.length = ipv4.totalLength(bytes, at);
-    packet.l4 = at + ipv4.headerLength(bytes, at);
-    packet.protocol = ipv4.protocol(bytes, at);
-    packet.source = ipv4.source(view, at);
-    packet.destination = ipv4.destination(view, at);
-    packet.ports = 0;
-    packet.partial = false;
   }
 
   /** TCP or UDP with its ports at hand: the whole packet, or the first fragment. */
@@ -330,10 +318,11 @@ export class Gateway {
       this.#fragments.follow();
       return;
     }
+    const id = ipv4.identification(bytes, packet.at);
     packet.ports = tcp.ports(view, packet.l4);
     packet.hash = core.tableOf(packet.protocol).hash(packet.source, packet.destination, packet.ports, packet.protocol);
     this.#flow();
-    this.#fragments.lead();
+    this.#fragments.lead(id);
   }
 
   /** A protocol weir does not balance. */

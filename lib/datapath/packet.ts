@@ -1,3 +1,5 @@
+import * as ipv4 from '../wire/ipv4.js';
+
 /**
  * The packet the pipeline is working on: one object, reused, whose fields are plain integers. Words of addresses are signed,
  * as DataView.getInt32 reads them and as the flow table stores them.
@@ -21,6 +23,18 @@ export class CurrentPacket {
   hash = 0;
   /** The L4 checksum is in partial form. */
   partial = false;
+
+  /** Reads what every packet has, from `at`, where `ipv4.check()` has been. */
+  load(view: DataView, bytes: Uint8Array): void {
+    const { at } = this;
+    this.length = ipv4.totalLength(bytes, at);
+    this.l4 = at + ipv4.headerLength(bytes, at);
+    this.protocol = ipv4.protocol(bytes, at);
+    this.source = ipv4.source(view, at);
+    this.destination = ipv4.destination(view, at);
+    this.ports = 0;
+    this.partial = false;
+  }
 
   get sourcePort(): number {
     return this.ports >>> 16;

@@ -11,7 +11,10 @@ export const DIRECTION_ORIGINAL = 1;
 export const DIRECTION_REPLY = 2;
 export const DIRECTION_NAMES = ['none', 'original', 'reply'] as const;
 
-/** The pipeline's account of the last batch, row by row; zero where nothing is known. */
+/**
+ * The pipeline's account of the last batch, row by row; zero where nothing is known. One spare row is at the end, for packets
+ * that are not of the batch.
+ */
 export interface Results {
   readonly verdict: Uint8Array;
   readonly reason: Uint8Array;

@@ -1,3 +1,5 @@
+import { WeirError } from '../base/errors.js';
+
 /** Delivers the next bytes of a file into the given space and says how many; 0 at the end. May deliver less than fits. */
 export type ReadBytes = (into: Uint8Array) => number;
 
@@ -13,15 +15,18 @@ export class ByteWindow {
   /** Where the next byte stands in `bytes`. */
   at = 0;
 
+  readonly #name: string;
   readonly #read: ReadBytes;
   #end = 0;
   #consumed = 0;
 
-  constructor(read: ReadBytes) {
+  /** `name` is the file's, for messages. */
+  constructor(read: ReadBytes, name: string) {
     this.#read = read;
+    this.#name = name;
   }
 
-  /** Offset in the file of the next byte: for messages. */
+  /** Offset in the file of the next byte. */
   get position(): number {
     return this.#consumed + this.at;
   }
@@ -45,6 +50,15 @@ export class ByteWindow {
   /** Leaves bytes behind that `require` made readable. */
   skip(count: number): void {
     this.at += count;
+  }
+
+  /** What is wrong at an offset of the file. */
+  error(position: number, problem: string): WeirError {
+    return new WeirError(
+      'CAPTURE_INVALID',
+      `${this.#name}: at offset ${position}: ${problem}`,
+      'A capture is a pcap or pcapng file, as tcpdump -w and Wireshark write it.',
+    );
   }
 
   #makeRoom(count: number): void {

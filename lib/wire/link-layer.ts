@@ -1,4 +1,4 @@
-import { LINK_ETHERNET, LINK_IPV4, LINK_IPV6, LINK_RAW } from './pcap.js';
+import { LINK_ETHERNET, LINK_IPV4, LINK_IPV6, LINK_RAW } from './capture.js';
 
 /** What stands before the IP header in a capture. */
 

@@ -1,5 +1,5 @@
-import { WeirError } from '../base/errors.js';
 import { ByteWindow, type ReadBytes } from './byte-window.js';
+import { type CaptureReader, LINK_RAW, MAX_CAPTURED_BYTES, newPacket } from './capture.js';
 import { BLOCK_SECTION, PcapngReader } from './pcapng.js';
 
 /**
@@ -12,58 +12,20 @@ import { BLOCK_SECTION, PcapngReader } from './pcapng.js';
  * Either byte order; the magic says which, and whether fractions are microseconds or nanoseconds.
  */
 
-/** Link types (https://www.tcpdump.org/linktypes.html). */
-export const LINK_ETHERNET = 1;
-export const LINK_RAW = 101;
-export const LINK_IPV4 = 228;
-export const LINK_IPV6 = 229;
-
 const MAGIC_MICROSECONDS = 0xa1b2c3d4;
 const MAGIC_NANOSECONDS = 0xa1b23c4d;
 const FILE_HEADER_BYTES = 24;
 const RECORD_HEADER_BYTES = 16;
 
-/** No link layer has larger packets; a length beyond is a sign of reading at the wrong place. */
-export const MAX_CAPTURED_BYTES = 1 << 20;
-
-/** A packet of a capture. One object per reader, overwritten by each `next`; `bytes` stays valid until then. */
-export interface CapturedPacket {
-  bytes: Uint8Array;
-  /** Of the link-layer header. */
-  offset: number;
-  /** What was captured, which may be less than what was on the wire. */
-  length: number;
-  linkType: number;
-  /** Since the epoch; both 0 for a packet without a time (`timed` false). */
-  seconds: number;
-  nanoseconds: number;
-  timed: boolean;
-}
-
-export interface CaptureReader {
-  readonly packet: CapturedPacket;
-
-  /** Whether times are finer than microseconds: of the file, or of the interface of the current packet. */
-  readonly nanosecond: boolean;
-
-  /**
-   * Reads the next packet into `packet`.
-   *
-   * @returns false at the end.
-   * @throws WeirError CAPTURE_INVALID: what is wrong, and at which offset.
-   */
-  next(): boolean;
-}
-
 /**
- * Looks at the first bytes and returns the reader for them.
+ * Looks at the first bytes and returns the reader for them; `name` is the file's, for messages.
  *
  * @throws WeirError CAPTURE_INVALID when it is no capture, or one in a dialect that is not read.
  */
-export function openCapture(read: ReadBytes): CaptureReader {
-  const window = new ByteWindow(read);
+export function openCapture(read: ReadBytes, name = 'capture'): CaptureReader {
+  const window = new ByteWindow(read, name);
   if (!window.require(4))
-    throw captureError(0, window.available === 0 ? 'the file is empty' : 'the file has less than 4 bytes');
+    throw window.error(0, window.available === 0 ? 'the file is empty' : 'the file has less than 4 bytes');
   const magic = window.view.getUint32(window.at);
   if (magic === BLOCK_SECTION) return new PcapngReader(window);
   for (const littleEndian of [false, true]) {
@@ -72,15 +34,7 @@ export function openCapture(read: ReadBytes): CaptureReader {
       return new PcapReader(window, littleEndian, ordered === MAGIC_NANOSECONDS);
     }
   }
-  throw captureError(0, `the file is neither pcap nor pcapng: it begins with ${foreignName(magic)}`);
-}
-
-export function captureError(position: number, problem: string): WeirError {
-  return new WeirError('CAPTURE_INVALID', `at offset ${position}: ${problem}`, 'Captures are pcap or pcapng files.');
-}
-
-export function newPacket(): CapturedPacket {
-  return { bytes: new Uint8Array(0), offset: 0, length: 0, linkType: 0, seconds: 0, nanoseconds: 0, timed: true };
+  throw window.error(0, `the file is neither pcap nor pcapng: it begins with ${foreignName(magic)}`);
 }
 
 class PcapReader implements CaptureReader {
@@ -93,10 +47,10 @@ class PcapReader implements CaptureReader {
     this.#window = window;
     this.#littleEndian = littleEndian;
     this.nanosecond = nanosecond;
-    if (!window.require(FILE_HEADER_BYTES)) throw captureError(window.position, 'the file header is cut short');
+    if (!window.require(FILE_HEADER_BYTES)) throw window.error(window.position, 'the file header is cut short');
     const { view, at } = window;
     const major = view.getUint16(at + 4, littleEndian);
-    if (major !== 2) throw captureError(4, `pcap version ${major} is not 2`);
+    if (major !== 2) throw window.error(4, `pcap version ${major} is not 2`);
     // The upper half of the word tells of a frame check sequence, which IP's own length cuts off.
     this.packet.linkType = view.getUint32(at + 20, littleEndian) & 0xffff;
     window.skip(FILE_HEADER_BYTES);
@@ -108,18 +62,18 @@ class PcapReader implements CaptureReader {
     const start = window.position;
     if (!window.require(RECORD_HEADER_BYTES)) {
       if (window.available === 0) return false;
-      throw captureError(start, `the last record is cut short: ${window.available} of its 16 header bytes are there`);
+      throw window.error(start, `the last record is cut short: ${window.available} of its 16 header bytes are there`);
     }
     const { view, at } = window;
     const length = view.getUint32(at + 8, this.#littleEndian);
-    if (length > MAX_CAPTURED_BYTES) throw captureError(start + 8, `a record of ${length} bytes is not credible`);
+    if (length > MAX_CAPTURED_BYTES) throw window.error(start + 8, `a record of ${length} bytes is not credible`);
     const fraction = view.getUint32(at + 4, this.#littleEndian);
     const nanoseconds = this.nanosecond ? fraction : fraction * 1000;
     packet.seconds = view.getUint32(at, this.#littleEndian) + Math.floor(nanoseconds / 1e9);
     packet.nanoseconds = nanoseconds % 1e9;
     if (!window.require(RECORD_HEADER_BYTES + length)) {
       const there = window.available - RECORD_HEADER_BYTES;
-      throw captureError(start, `the last record is cut short: ${there} of its ${length} bytes are there`);
+      throw window.error(start, `the last record is cut short: ${there} of its ${length} bytes are there`);
     }
     packet.bytes = window.bytes;
     packet.offset = window.at + RECORD_HEADER_BYTES;

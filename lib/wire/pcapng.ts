@@ -1,5 +1,5 @@
 import type { ByteWindow } from './byte-window.js';
-import { type CapturedPacket, type CaptureReader, captureError, MAX_CAPTURED_BYTES, newPacket } from './pcap.js';
+import { type CapturedPacket, type CaptureReader, MAX_CAPTURED_BYTES, newPacket } from './capture.js';
 
 /**
  * pcapng (draft-ietf-opsawg-pcapng): a sequence of blocks
@@ -58,22 +58,25 @@ export class PcapngReader implements CaptureReader {
       const start = window.position;
       if (!window.require(FRAME_BYTES)) {
         if (window.available === 0) return false;
-        throw captureError(start, `the last block is cut short: ${window.available} bytes of it are there`);
+        throw window.error(start, `the last block is cut short: ${window.available} bytes of it are there`);
       }
       const isSection = window.view.getUint32(window.at) === BLOCK_SECTION;
       if (isSection) this.#readByteOrder(start);
       const type = window.view.getUint32(window.at, this.#littleEndian);
       const length = window.view.getUint32(window.at + 4, this.#littleEndian);
       if (length < FRAME_BYTES || length % 4 !== 0 || length > MAX_BLOCK_BYTES) {
-        throw captureError(start + 4, `a block of ${length} bytes is not credible`);
+        throw this.#window.error(start + 4, `a block of ${length} bytes is not credible`);
       }
       if (!window.require(length)) {
-        throw captureError(start, `the last block is cut short: ${window.available} of its ${length} bytes are there`);
+        throw this.#window.error(
+          start,
+          `the last block is cut short: ${window.available} of its ${length} bytes are there`,
+        );
       }
       const { view, at } = window;
       const again = view.getUint32(at + length - 4, this.#littleEndian);
       if (again !== length)
-        throw captureError(start + length - 4, `a block of ${length} bytes ends with length ${again}`);
+        throw this.#window.error(start + length - 4, `a block of ${length} bytes ends with length ${again}`);
       window.skip(length);
       if (this.#readBlock(type, view, at, length, start)) return true;
     }
@@ -83,14 +86,14 @@ export class PcapngReader implements CaptureReader {
     const { view, at } = this.#window;
     if (view.getUint32(at + 8) === BYTE_ORDER_MAGIC) this.#littleEndian = false;
     else if (view.getUint32(at + 8, true) === BYTE_ORDER_MAGIC) this.#littleEndian = true;
-    else throw captureError(start + 8, 'a section header without a byte-order magic');
+    else throw this.#window.error(start + 8, 'a section header without a byte-order magic');
   }
 
   /** Returns whether the block, whole at `at`, held a packet. */
   #readBlock(type: number, view: DataView, at: number, length: number, start: number): boolean {
     const needs = (bodyBytes: number): void => {
       if (length < FRAME_BYTES + bodyBytes)
-        throw captureError(start, `a block of type ${type} has only ${length} bytes`);
+        throw this.#window.error(start, `a block of type ${type} has only ${length} bytes`);
     };
     const little = this.#littleEndian;
     const body = at + 8;
@@ -98,7 +101,7 @@ export class PcapngReader implements CaptureReader {
       case BLOCK_SECTION: {
         needs(16);
         const major = view.getUint16(body + 4, little);
-        if (major !== 1) throw captureError(start + 12, `pcapng version ${major} is not 1`);
+        if (major !== 1) throw this.#window.error(start + 12, `pcapng version ${major} is not 1`);
         this.#interfaces = [];
         return false;
       }
@@ -145,7 +148,8 @@ export class PcapngReader implements CaptureReader {
       const code = view.getUint16(at, little);
       const length = view.getUint16(at + 2, little);
       if (code === OPTION_END) break;
-      if (at + 4 + length > end) throw captureError(start, `option ${code} of an interface block exceeds the block`);
+      if (at + 4 + length > end)
+        throw this.#window.error(start, `option ${code} of an interface block exceeds the block`);
       if (code === OPTION_TSRESOL && length === 1) {
         const resolution = view.getUint8(at + 4);
         ticksPerSecond = (resolution & 0x80 ? 2n : 10n) ** BigInt(resolution & 0x7f);
@@ -165,7 +169,7 @@ export class PcapngReader implements CaptureReader {
   #interface(id: number, start: number): Interface {
     const found = this.#interfaces[id];
     if (found === undefined)
-      throw captureError(start, `a packet of interface ${id}, which the section does not describe`);
+      throw this.#window.error(start, `a packet of interface ${id}, which the section does not describe`);
     return found;
   }
 
@@ -178,7 +182,8 @@ export class PcapngReader implements CaptureReader {
   }
 
   #setBytes(from: Interface, offset: number, captured: number, room: number, start: number): void {
-    if (captured > room) throw captureError(start, `a packet of ${captured} bytes in a block with room for ${room}`);
+    if (captured > room)
+      throw this.#window.error(start, `a packet of ${captured} bytes in a block with room for ${room}`);
     this.packet.bytes = this.#window.bytes;
     this.packet.offset = offset;
     this.packet.length = captured;

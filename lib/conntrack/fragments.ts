@@ -151,12 +151,5 @@ const NONE: readonly HeldFragment[] = [];
 
 /** 88 bits in six UTF-16 units: exact, and hashed by the engine with a secret of its own. */
 function keyOf(source: number, destination: number, protocol: number, id: number): string {
-  return String.fromCharCode(
-    source >>> 16,
-    source & 0xffff,
-    destination >>> 16,
-    destination & 0xffff,
-    protocol,
-    id,
-  );
+  return String.fromCharCode(source >>> 16, source & 0xffff, destination >>> 16, destination & 0xffff, protocol, id);
 }

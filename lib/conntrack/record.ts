@@ -14,10 +14,10 @@
  *     ---- 64 ----
  *          16 TX_SEEN  u32 seconds, last packet from the client  24,25 TX_BYTES    f64
  *          17 RX_SEEN  u32 seconds, last from the backend        26,27 RX_BYTES    f64
- *          18 TX_WINDOW, RX_WINDOW  u16 each: largest, unscaled  28 TX_END      sequence after the last byte sent
- *          19 QUEUED_AT u32 seconds: when it joined its list     29 TX_MAX      largest sequence the peer allows
+ *          18 TX_WINDOW, RX_WINDOW  u16 each: last, unscaled     28 TX_END      sequence after the last byte sent
+ *          19 QUEUED_AT u32 seconds: when it joined its list     29 TX_ACKED    first sequence the peer has not acknowledged
  *       20,21 TX_PACKETS  f64                                    30 RX_END
- *       22,23 RX_PACKETS  f64                                    31 RX_MAX
+ *       22,23 RX_PACKETS  f64                                    31 RX_ACKED
  *
  * Addresses are one word: IPv4. IPv6 flows will have a table of their own with a longer record; everything from word 6 on
  * keeps its meaning there.
@@ -43,9 +43,15 @@ export const TX_SEEN = 16;
 export const RX_SEEN = 17;
 export const QUEUED_AT = 19;
 export const TX_END = 28;
-export const TX_MAX = 29;
+export const TX_ACKED = 29;
 export const RX_END = 30;
-export const RX_MAX = 31;
+export const RX_ACKED = 31;
+
+// A SYN on an established entry is noted in words such an entry does not use, being on no list.
+/** Sequence after the SYN. */
+export const PENDING_SYN = QUEUED_AT;
+/** Its window << 8 | its scale nibble. */
+export const PENDING_WINDOW = PREVIOUS;
 
 // Byte offsets (Uint8Array), from record * RECORD_BYTES.
 export const PROTOCOL = 24;
@@ -107,6 +113,24 @@ export const FLAG_NAMES: ReadonlyArray<readonly [bit: number, name: string]> = [
   [LB_LOOPBACK, 'LBLoopback'],
   [DSR, 'DSR'],
 ];
+
+/**
+ * MARKS. The low two bits are the record's class: which records a full table may evict (flow-table.ts). The others are the
+ * TCP tracker's.
+ */
+export const CLASS_MASK = 0x03;
+export const CLASS_ESTABLISHED = 0;
+export const CLASS_HALF_OPEN = 1;
+export const CLASS_CLOSING = 2;
+/** The client's SYN was seen: TX_END and TX_ACKED hold. Without it the flow was picked up in the middle. */
+export const MARK_SYN_SEEN = 0x04;
+/** The handshake was seen: all sequence fields, windows and scales hold. */
+export const MARK_WINDOWS = 0x08;
+/** PENDING_SYN and PENDING_WINDOW hold. */
+export const MARK_SYN_PENDING = 0x10;
+
+/** A nibble of SCALES before the SYN-ACK: the client offered no window scaling (RFC 7323). */
+export const SCALE_NONE = 15;
 
 /** A table and the thread that owns it index conntrack timeouts by these rows of a Float64Array, in ms. */
 export const TIMEOUT_TCP = 0;

@@ -1,12 +1,12 @@
-import { REASON } from '../base/reasons.js';
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
+import { lookup } from '../balance/lookup.js';
 import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
-import { lookup } from '../balance/lookup.js';
-import { isReusable } from '../conntrack/tcp-tracker.js';
+import { REASON } from '../base/reasons.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT } from '../conntrack/record.js';
+import { isReusable } from '../conntrack/tcp-tracker.js';
 import { type AllocatedPort, allocatePort, type PortPool, type PortProbe } from '../nat/ports.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE } from '../wire/icmp.js';
@@ -160,13 +160,26 @@ export class Admission implements PortProbe {
 
     const clientPort = packet.destinationPort;
     const hash = this.#hash(row, packet.destination, clientPort, vipPort);
-    const choice = pickMaglev(snapshot.maglev, snapshot.services[row + MAGLEV_AT]!, snapshot.services[row + MAGLEV_SIZE]!, hash);
+    const choice = pickMaglev(
+      snapshot.maglev,
+      snapshot.services[row + MAGLEV_AT]!,
+      snapshot.services[row + MAGLEV_SIZE]!,
+      hash,
+    );
     this.#consider(row, choice);
     if (this.#backendAddress !== packet.source || this.#backendPort !== packet.sourcePort) return -1;
 
     const { tcp: table } = this.#core;
     const originalPorts = (clientPort << 16) | vipPort;
-    if (table.find(packet.destination, vip, originalPorts, PROTO_TCP, table.hash(packet.destination, vip, originalPorts, PROTO_TCP)) >= 0)
+    if (
+      table.find(
+        packet.destination,
+        vip,
+        originalPorts,
+        PROTO_TCP,
+        table.hash(packet.destination, vip, originalPorts, PROTO_TCP),
+      ) >= 0
+    )
       return -1;
     const record = table.insert(
       PROTO_TCP,
@@ -251,7 +264,8 @@ export class Admission implements PortProbe {
   #allocate(): number {
     const { packet, random } = this.#core;
     const clientHash = flowHash(0, 0, packet.source, 0, 0, 0);
-    if (!allocatePort(this.#pool, packet.sourcePort, clientHash, random, this, this.#port)) return REASON['no-snat-port'];
+    if (!allocatePort(this.#pool, packet.sourcePort, clientHash, random, this, this.#port))
+      return REASON['no-snat-port'];
     this.#returnAddress = this.#port.address;
     this.#returnPort = this.#port.port;
     return 0;
@@ -290,7 +304,8 @@ export class Admission implements PortProbe {
       this.#backendId,
       nowMs,
     );
-    if (record >= 0 && this.#backendAddress === packet.source) table.bytes[record * RECORD_BYTES + FLAGS]! |= LB_LOOPBACK;
+    if (record >= 0 && this.#backendAddress === packet.source)
+      table.bytes[record * RECORD_BYTES + FLAGS]! |= LB_LOOPBACK;
     return record;
   }
 
@@ -314,7 +329,17 @@ export class Admission implements PortProbe {
     const core = this.#core;
     const { packet } = core;
     const ports = (packet.ports & ~0xffff) | this.#backendPort;
-    rewrite(core.view, core.bytes, packet.at, packet.l4, packet.protocol, packet.source, this.#backendAddress, ports, packet.partial);
+    rewrite(
+      core.view,
+      core.bytes,
+      packet.at,
+      packet.l4,
+      packet.protocol,
+      packet.source,
+      this.#backendAddress,
+      ports,
+      packet.partial,
+    );
     core.forward();
   }
 }

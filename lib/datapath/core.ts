@@ -1,7 +1,7 @@
+import { lookup } from '../balance/lookup.js';
 import { BATCH_PACKETS } from '../base/limits.js';
 import type { Random } from '../base/random.js';
 import { REASON } from '../base/reasons.js';
-import { lookup } from '../balance/lookup.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../conntrack/record.js';
 import type { PacketOutput } from '../io/device.js';
@@ -139,7 +139,10 @@ export class Core {
   }
 
   /** Sends what `build` made of the packet, if an answer is due and within the limits. */
-  answer(build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void, reason: number): void {
+  answer(
+    build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void,
+    reason: number,
+  ): void {
     if (this.#mayAnswer(reason)) {
       build(this.output.memory, this.packet.at, this.packet.length, this.#answer);
       this.#sendAnswer(reason);

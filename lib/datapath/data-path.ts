@@ -35,7 +35,14 @@ export async function startDataPath(options: DataPathOptions): Promise<DataPath>
   const { onFailure, gcIntervalMs, ...rest } = options;
   const stats = allocateStats();
   const signal = new Int32Array(new SharedArrayBuffer(4));
-  const setup: WorkerSetup = { ...rest, port: port2, signal, wakeFd: wake.fd, gcIntervalMs: gcIntervalMs ?? null, stats };
+  const setup: WorkerSetup = {
+    ...rest,
+    port: port2,
+    signal,
+    wakeFd: wake.fd,
+    gcIntervalMs: gcIntervalMs ?? null,
+    stats,
+  };
   const worker = new Worker(new URL('./worker.js', import.meta.url), { workerData: setup, transferList: [port2] });
   const path = new DataPath(worker, port1, wake, signal, stats, onFailure);
   try {

@@ -1,7 +1,7 @@
+import { lookup } from '../balance/lookup.js';
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
-import { lookup } from '../balance/lookup.js';
-import { trackAny } from '../conntrack/any-tracker.js';
+import { openAny, trackAny } from '../conntrack/any-tracker.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
   BACKEND,
@@ -19,7 +19,6 @@ import {
   VIP,
 } from '../conntrack/record.js';
 import { account, isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
-import { openAny } from '../conntrack/any-tracker.js';
 import type { PacketBatch } from '../io/device.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
@@ -252,12 +251,32 @@ export class Gateway {
       snapshot.counters[counter + COUNTER_RX_PACKETS]! += 1;
       snapshot.counters[counter + COUNTER_RX_BYTES]! += packet.length;
       const ports = swapPorts(words[word + ORIGINAL_PORTS]!);
-      rewrite(view, bytes, packet.at, l4, packet.protocol, words[word + VIP]!, words[word + CLIENT]!, ports, packet.partial);
+      rewrite(
+        view,
+        bytes,
+        packet.at,
+        l4,
+        packet.protocol,
+        words[word + VIP]!,
+        words[word + CLIENT]!,
+        ports,
+        packet.partial,
+      );
     } else {
       snapshot.counters[counter + COUNTER_TX_PACKETS]! += 1;
       snapshot.counters[counter + COUNTER_TX_BYTES]! += packet.length;
       const ports = swapPorts(words[word + REPLY_PORTS]!);
-      rewrite(view, bytes, packet.at, l4, packet.protocol, words[word + RETURN]!, words[word + BACKEND]!, ports, packet.partial);
+      rewrite(
+        view,
+        bytes,
+        packet.at,
+        l4,
+        packet.protocol,
+        words[word + RETURN]!,
+        words[word + BACKEND]!,
+        ports,
+        packet.partial,
+      );
     }
     core.forward();
   }

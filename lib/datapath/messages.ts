@@ -6,7 +6,13 @@ export type ToDataPath =
   /** Use this snapshot from the next batch on; answered with `applied`. */
   | { readonly type: 'snapshot'; readonly snapshot: Snapshot }
   /** Remove the records named (record numbers in the given table) if they still hold `commit`; answered with `flushed`. */
-  | { readonly type: 'flush'; readonly id: number; readonly table: 'tcp' | 'any'; readonly records: Int32Array; readonly commits: Int32Array }
+  | {
+      readonly type: 'flush';
+      readonly id: number;
+      readonly table: 'tcp' | 'any';
+      readonly records: Int32Array;
+      readonly commits: Int32Array;
+    }
   /** Finish the batch, close the device, leave. */
   | { readonly type: 'stop' };
 

@@ -76,7 +76,14 @@ function main(): void {
         }
       }
     };
-    runLoop({ device, pipeline, collector, clock, stats, control: { pending: () => Atomics.load(signal, 0) !== heard, handle } });
+    runLoop({
+      device,
+      pipeline,
+      collector,
+      clock,
+      stats,
+      control: { pending: () => Atomics.load(signal, 0) !== heard, handle },
+    });
   } finally {
     device.close();
   }

@@ -243,10 +243,12 @@ function undoOffload(view: DataView, bytes: Uint8Array, at: number, length: numb
       else view.setUint16(l4 + 4, udp.UDP_HEADER_BYTES + segment);
     }
   }
-  if (total === length && !vnet.isPartial(bytes, at, l4)) return length;
+  const partial = vnet.isPartial(bytes, at, l4);
+  if (total === length && !partial) return length;
 
-  const l4Bytes = at + total - l4;
   const checksumAt = l4 + (isTcp ? tcp.TCP_CHECKSUM : udp.UDP_CHECKSUM);
+  if (!isTcp && !partial && view.getUint16(checksumAt) === 0) return total;
+  const l4Bytes = isTcp ? at + total - l4 : udp.length(bytes, l4);
   const source = ipv4.source(view, at);
   const destination = ipv4.destination(view, at);
   view.setUint16(checksumAt, 0);

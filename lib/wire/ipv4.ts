@@ -54,7 +54,7 @@ export function check(bytes: Uint8Array, at: number, length: number): number {
   if ((fragment & FLAG_MF) !== 0 && (payload & 7) !== 0) return REASON.malformed;
   if (offset !== 0) {
     // RFC 1858: a second fragment that rewrites the TCP header; RFC 791: none may end past the largest datagram.
-    if (payload === 0 || offset + payload > 65535 || (protocol === PROTO_TCP && offset === 8)) return REASON.malformed;
+    if (payload === 0 || offset + total > 65535 || (protocol === PROTO_TCP && offset === 8)) return REASON.malformed;
     return 0;
   }
   const l4 = at + header;
@@ -133,6 +133,15 @@ export function setDestination(view: DataView, at: number, address: number): voi
 
 export function setTotalLength(view: DataView, at: number, length: number): void {
   view.setUint16(at + TOTAL_LENGTH, length);
+}
+
+export function setIdentification(view: DataView, at: number, id: number): void {
+  view.setUint16(at + ID, id);
+}
+
+/** Flags and offset together, as `fragmentField` reads them. */
+export function setFragmentField(view: DataView, at: number, field: number): void {
+  view.setUint16(at + FRAGMENT, field);
 }
 
 /** Where the header checksum stands, for a difference update. */

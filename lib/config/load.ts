@@ -1,0 +1,102 @@
+import { readFileSync } from 'node:fs';
+import { WeirError } from '../base/errors.js';
+import type { Config } from './config.js';
+import { deriveConfig } from './derive.js';
+import { type Fault, faultsOf, UNWORDED } from './faults.js';
+import { checkRules } from './rules.js';
+import { configSchema } from './schema.js';
+import { YamlSource } from './yaml-source.js';
+
+/** One mistake and where it stands; lines and columns count from 1. */
+export interface Problem {
+  readonly line: number;
+  readonly column: number;
+  /** `services[0].backends[1].weight`; empty for the file as a whole. */
+  readonly path: string;
+  readonly message: string;
+}
+
+export type LoadResult =
+  | { readonly config: Config; readonly problems: readonly [] }
+  | { readonly config: null; readonly problems: readonly Problem[] };
+
+/**
+ * Judges a configuration's text, YAML or JSON. Never throws. All mistakes are reported at once, in the order of the file;
+ * only mistakes of syntax hide the others, since what the rest means is not known then.
+ */
+export function parseConfig(text: string): LoadResult {
+  const source = new YamlSource(text);
+  if (source.syntaxErrors.length > 0) {
+    return refused(source.syntaxErrors.map(({ line, column, message }) => ({ line, column, path: '', message })));
+  }
+  const { value } = source;
+  if (source.faults.length === 0 && (value === undefined || value === null)) {
+    return refused([{ line: 1, column: 1, path: '', message: 'the file is empty; write {} for nothing but defaults' }]);
+  }
+  const result = configSchema.safeParse(value, { error: () => UNWORDED });
+  const faults: Fault[] = [...source.faults, ...checkRules(value)];
+  if (!result.success) {
+    const known = new Set(faults.map((fault) => formatPath(fault.path)));
+    // A bad alias reads as nothing: that it is missing is no second mistake.
+    faults.push(...faultsOf(result.error, value).filter((fault) => !(known.has(formatPath(fault.path)) && isHollow(fault))));
+  }
+  if (faults.length > 0 || !result.success) {
+    return refused(
+      faults.map(({ path, message, atKey }) => ({ ...source.locate(path, atKey), path: formatPath(path), message })),
+    );
+  }
+  return { config: deriveConfig(result.data), problems: [] };
+}
+
+/** Reads and judges a file. @throws WeirError CONFIG_UNREADABLE */
+export function loadConfig(path: string): LoadResult {
+  return parseConfig(readConfigText(path));
+}
+
+/**
+ * Reads a file that must be right.
+ *
+ * @throws WeirError CONFIG_UNREADABLE, or CONFIG_INVALID, whose message is one line per problem.
+ */
+export function requireConfig(path: string): Config {
+  const { config, problems } = loadConfig(path);
+  if (config === null) {
+    const lines = problems.map((problem) => formatProblem(path, problem));
+    throw new WeirError('CONFIG_INVALID', lines.join('\n'), `Correct ${path}; \`weir check -c ${path}\` reads it again.`);
+  }
+  return config;
+}
+
+/** `file:line:column path: message`, as compilers print it, so that editors can jump there. */
+export function formatProblem(file: string, { line, column, path, message }: Problem): string {
+  return `${file}:${line}:${column} ${path === '' ? '' : `${path}: `}${message}`;
+}
+
+function refused(problems: Problem[]): LoadResult {
+  problems.sort((a, b) => a.line - b.line || a.column - b.column);
+  return { config: null, problems };
+}
+
+function isHollow(fault: Fault): boolean {
+  return fault.message === 'is missing';
+}
+
+function formatPath(path: readonly PropertyKey[]): string {
+  let text = '';
+  for (const step of path) {
+    if (typeof step === 'number') text += `[${step}]`;
+    else if (/^[\w-]+$/.test(String(step))) text += text === '' ? String(step) : `.${String(step)}`;
+    else text += `[${JSON.stringify(step)}]`;
+  }
+  return text;
+}
+
+function readConfigText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    const what = code === 'ENOENT' ? 'it does not exist' : code === 'EACCES' ? 'permission denied' : String(code);
+    throw new WeirError('CONFIG_UNREADABLE', `cannot read ${path}: ${what}`, 'Name an existing file with -c FILE.', error);
+  }
+}

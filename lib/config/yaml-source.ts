@@ -1,0 +1,191 @@
+import { type Document, isAlias, isMap, isScalar, isSeq, LineCounter, type Node, type ParsedNode, parseAllDocuments } from 'yaml';
+import type { Fault } from './faults.js';
+
+/**
+ * A YAML text (JSON is YAML) as plain values, and where each of them stands. The tree is walked here instead of by the library's
+ * toJS: this way a duplicate key has a path and does not hide the other mistakes, aliases are bounded, and a path can
+ * be led back to a position through them.
+ */
+
+export interface Position {
+  readonly line: number;
+  readonly column: number;
+}
+
+/** Deeper than any configuration; a file beyond is a mistake or an attack. */
+const MAX_DEPTH = 32;
+/** Values that aliases may stand for in all: a bomb of nested aliases stops here. */
+const MAX_ALIASED = 1_000_000;
+
+export class YamlSource {
+  /** What the text says; `undefined` when it has mistakes of syntax. */
+  readonly value: unknown;
+  readonly syntaxErrors: readonly (Position & { message: string })[];
+  /** Mistakes the schema cannot see: duplicate keys, bad aliases. */
+  readonly faults: readonly Fault[];
+
+  readonly #lines = new LineCounter();
+  readonly #root: Node | null = null;
+  readonly #targets = new Map<Node, Node>();
+
+  constructor(text: string) {
+    const { documents, crash } = parse(text, this.#lines);
+    const syntaxErrors = documents.flatMap(({ errors }) =>
+      errors.map(({ pos, message }) => ({ ...this.#position(pos[0]), message: rewordSyntax(message) })),
+    );
+    const second = documents[1];
+    if (crash !== null) syntaxErrors.push({ line: 1, column: 1, message: crash });
+    else if (second !== undefined) {
+      const at = this.#position(startOfDocument(text, second));
+      syntaxErrors.push({ ...at, message: 'starts a second document; a configuration is one YAML document' });
+    }
+    this.syntaxErrors = syntaxErrors;
+    if (syntaxErrors.length > 0 || documents.length === 0) {
+      this.value = undefined;
+      this.faults = [];
+      return;
+    }
+    this.#root = documents[0]!.contents;
+    const reader = new Reader(this.#targets);
+    this.value = reader.read(this.#root, [], 0);
+    this.faults = reader.faults;
+  }
+
+  /**
+   * Where the value at `path` stands, its key when `atKey`, or the nearest parent that exists. A second key of the same name is
+   * found with `atKey` only: it is the one that is reported.
+   */
+  locate(path: readonly PropertyKey[], atKey = false): Position {
+    let node = this.#root;
+    let offset = startOf(node) ?? 0;
+    for (let depth = 0; depth < path.length; depth++) {
+      const parent = node !== null && isAlias(node) ? (this.#targets.get(node) ?? null) : node;
+      const isLast = depth === path.length - 1;
+      if (isMap(parent)) {
+        const pairs = parent.items.filter(({ key }) => keyText(key) === String(path[depth]));
+        const pair = atKey && isLast ? pairs.at(-1) : pairs[0];
+        if (pair === undefined) break;
+        node = (pair.value as Node | null) ?? null;
+        const keyStart = startOf(pair.key as Node | null);
+        offset = (atKey && isLast ? keyStart : (startOf(node) ?? keyStart)) ?? offset;
+      } else if (isSeq(parent)) {
+        const item = parent.items[path[depth] as number] as Node | null | undefined;
+        if (item === undefined) break;
+        node = item;
+        offset = startOf(node) ?? offset;
+      } else break;
+    }
+    return this.#position(offset);
+  }
+
+  #position(offset: number): Position {
+    const { line, col } = this.#lines.linePos(offset);
+    return { line: Math.max(line, 1), column: Math.max(col, 1) };
+  }
+}
+
+/** Turns nodes into values, in the order of the text: an alias means the last anchor of its name before it. */
+class Reader {
+  readonly faults: Fault[] = [];
+  readonly #targets: Map<Node, Node>;
+  readonly #anchors = new Map<string, Node>();
+  readonly #open = new Set<Node>();
+  #aliased = 0;
+  #aliasDepth = 0;
+  #stopped = false;
+
+  constructor(targets: Map<Node, Node>) {
+    this.#targets = targets;
+  }
+
+  read(node: Node | null, path: readonly PropertyKey[], depth: number): unknown {
+    if (node === null || this.#stopped) return null;
+    if (depth > MAX_DEPTH) return this.#stop(path, 'is nested too deeply');
+    if (this.#aliasDepth > 0 && ++this.#aliased > MAX_ALIASED) return this.#stop(path, 'expands to too much: an alias of aliases');
+    if (isAlias(node)) return this.#readAlias(node, node.source, path, depth);
+    const { anchor } = node as { anchor?: string };
+    if (anchor !== undefined && this.#aliasDepth === 0) this.#anchors.set(anchor, node);
+    if (isScalar(node)) return node.value;
+    this.#open.add(node);
+    const value = isMap(node) ? this.#readMap(node, path, depth) : this.#readSeq(node, path, depth);
+    this.#open.delete(node);
+    return value;
+  }
+
+  #readAlias(node: Node, name: string, path: readonly PropertyKey[], depth: number): unknown {
+    const target = this.#anchors.get(name);
+    if (target === undefined) return this.#fault(path, `is an alias of \`&${name}\`, which is not defined before it`);
+    if (this.#open.has(target)) return this.#fault(path, `is an alias of \`&${name}\`, which it is part of`);
+    this.#targets.set(node, target);
+    this.#aliasDepth++;
+    const value = this.read(target, path, depth + 1);
+    this.#aliasDepth--;
+    return value;
+  }
+
+  #readMap(node: { items: readonly { key: unknown; value: unknown }[] }, path: readonly PropertyKey[], depth: number): unknown {
+    const value: Record<string, unknown> = {};
+    for (const pair of node.items) {
+      const key = keyText(pair.key);
+      if (key === null) {
+        this.#fault(path, 'has a key that is not plain text');
+        continue;
+      }
+      const keyPath = [...path, key];
+      if (Object.hasOwn(value, key)) {
+        this.faults.push({ path: keyPath, message: 'stands here a second time; a key may be given once', atKey: true });
+        continue;
+      }
+      const item = this.read(pair.value as Node | null, keyPath, depth + 1);
+      // Assigning to __proto__ would set the prototype.
+      Object.defineProperty(value, key, { value: item, enumerable: true, writable: true, configurable: true });
+    }
+    return value;
+  }
+
+  #readSeq(node: Node, path: readonly PropertyKey[], depth: number): unknown {
+    const { items } = node as unknown as { items: readonly (Node | null)[] };
+    return items.map((item, i) => this.read(item, [...path, i], depth + 1));
+  }
+
+  #fault(path: readonly PropertyKey[], message: string): undefined {
+    this.faults.push({ path, message, atKey: false });
+    return undefined;
+  }
+
+  #stop(path: readonly PropertyKey[], message: string): undefined {
+    this.#stopped = true;
+    return this.#fault(path, message);
+  }
+}
+
+/** The parser recurses: brackets nested by the thousand end in a RangeError, which is the file's fault. */
+function parse(text: string, lineCounter: LineCounter): { documents: Document.Parsed<ParsedNode>[]; crash: string | null } {
+  try {
+    const options = { lineCounter, uniqueKeys: false, prettyErrors: false, logLevel: 'error' } as const;
+    return { documents: [...parseAllDocuments(text, options)], crash: null };
+  } catch (error) {
+    if (error instanceof RangeError) return { documents: [], crash: 'the file is nested too deeply' };
+    throw error;
+  }
+}
+
+function rewordSyntax(message: string): string {
+  return `YAML: ${message.charAt(0).toLowerCase()}${message.slice(1)}`;
+}
+
+/** The `---` that opens a document, or where it begins when only the end of the one before was marked. */
+function startOfDocument(text: string, document: Document.Parsed<ParsedNode>): number {
+  const start = document.range[0];
+  const marker = text.lastIndexOf('\n---', start) + 1;
+  return marker > 0 ? marker : start;
+}
+
+function startOf(node: Node | null): number | undefined {
+  return node?.range?.[0];
+}
+
+/** The text of a plain key; `null` of a map, a list or an alias used as a key. */
+function keyText(key: unknown): string | null {
+  return isScalar(key) ? String(key.value) : null;
+}

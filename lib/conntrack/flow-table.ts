@@ -1,0 +1,496 @@
+import { hashWords4 } from '../base/hash.js';
+import {
+  checkTable,
+  COUNT,
+  EARLIEST,
+  EARLIEST_SINCE,
+  EVICTED_CLOSING,
+  EVICTED_EXPIRED,
+  EVICTED_HALF_OPEN,
+  FREE_HEAD,
+  GENERATION,
+  HIGH_WATER,
+  headerDoubles,
+  headerWords,
+  INDEX_TAIL,
+  INSERT_FAILURES,
+  INSERTED,
+  indexGeometry,
+  indexOffset,
+  LIST_WORDS,
+  LISTS,
+  recordsOffset,
+  SECRET,
+  SWEEP_CURSOR,
+  type TableMemory,
+} from './memory.js';
+import {
+  BACKEND,
+  BACKEND_ID,
+  CLASS_CLOSING,
+  CLASS_ESTABLISHED,
+  CLASS_HALF_OPEN,
+  CLASS_MASK,
+  CLIENT,
+  COMMIT,
+  CREATED,
+  EXPIRES,
+  MARKS,
+  NEXT,
+  ORIGINAL_PORTS,
+  PREVIOUS,
+  PROTOCOL,
+  QUEUED_AT,
+  RECORD_BYTES,
+  RECORD_DOUBLES,
+  RECORD_WORDS,
+  REPLY_PORTS,
+  RETURN,
+  RX_SEEN,
+  SERVICE,
+  TX_END,
+  TX_SEEN,
+  TYPE,
+  TYPE_SVC,
+  VIP,
+} from './record.js';
+
+/**
+ * The flow table: up to `capacity` records of one connection each, found by either of their two keys.
+ *
+ * ## Index
+ *
+ * Open addressing with linear probing over 32-bit slots, at most half of them used, so that one cache line holds 16 candidates.
+ *
+ *     slot:  | tag: hash bits, then the low 8 bits of the home slot | record + 1 | side |      0: empty
+ *
+ * The side says which of the record's keys the slot stands for: 0 the original, 1 the reply key. A foreign tag costs no look
+ * at the record. The home bits in it serve twice: neighbours with other homes differ in them for certain, and they give a
+ * slot's home back from where it lies. That is what a removal needs to shift the slots behind it up (no tombstones, no
+ * rehashing), and why a key is never put more than 255 slots from its home. At half load the odds of needing to are below 1e-20
+ * a key; the insert fails then, as if the table were full. Nothing wraps: the index ends in a tail of slots that are no one's
+ * home.
+ *
+ * ## Records
+ *
+ * Free records are a list through NEXT; those never used lie above HIGH_WATER. COMMIT is written last and cleared first, with
+ * atomic stores: for other threads, and for a start after a crash with the memory in a file, a record without it does not exist.
+ *
+ * ## Classes and eviction
+ *
+ * Every record has a class: established, half-open or closing. Half-open and closing ones are on a list in the order of their
+ * joining it; trackers move them with `setClass`. An insert into a full table evicts
+ *
+ *  1. a record that has expired,
+ *  2. the head of the closing list,
+ *  3. the head of the half-open list,
+ *
+ * and otherwise fails: established records are never evicted. A head that had packets in a later second than it joined goes to
+ * the tail instead, at most SECOND_CHANCES times an insert, so that a scan does not push out one-way flows that are in use.
+ *
+ * ## Finding what has expired
+ *
+ * There is no order by expiry: keeping one would cost every packet. A sweep goes round the table, SWEEP_RECORDS per insert
+ * (tables of up to SMALL_TABLE records: all of it, so that an expired record is always found), and remembers the earliest
+ * expiry it saw. While that has not come no sweep is needed, and a table full of live records refuses at once. The invariant:
+ *
+ *     no record expires before min(EARLIEST, EARLIEST_SINCE)
+ *
+ * EARLIEST is what the last full round saw; EARLIEST_SINCE the least of what this round saw and of all expiries set since
+ * it began, which is why they are only set by `setExpiry`. Rejected: a timer wheel (two list moves a packet) and a heap.
+ *
+ * One writer: the thread of the data path. Others attach with a TableReader.
+ */
+export class FlowTable {
+  readonly capacity: number;
+
+  /** The records; record r begins at word r * RECORD_WORDS, byte r * RECORD_BYTES, and so on. */
+  readonly words: Int32Array;
+  readonly bytes: Uint8Array;
+  readonly halves: Uint16Array;
+  readonly doubles: Float64Array;
+
+  /** The doubles of the header: counters and the garbage collector's figures (memory.ts). */
+  readonly figures: Float64Array;
+
+  readonly #header: Int32Array;
+  readonly #index: Int32Array;
+  readonly #secret0: number;
+  readonly #secret1: number;
+  readonly #factor: number;
+  readonly #shift: number;
+  readonly #referenceBits: number;
+  readonly #referenceMask: number;
+  readonly #sweepRecords: number;
+
+  /** @throws WeirError STATE_FILE when the memory holds no table of this build. */
+  constructor(memory: TableMemory) {
+    checkTable(memory);
+    const { buffer, byteOffset, capacity } = memory;
+    const { slots, factor, shift } = indexGeometry(capacity);
+    const records = byteOffset + recordsOffset();
+    this.capacity = capacity;
+    this.words = new Int32Array(buffer, records, capacity * RECORD_WORDS);
+    this.bytes = new Uint8Array(buffer, records, capacity * RECORD_BYTES);
+    this.halves = new Uint16Array(buffer, records, capacity * (RECORD_BYTES / 2));
+    this.doubles = new Float64Array(buffer, records, capacity * RECORD_DOUBLES);
+    this.figures = headerDoubles(memory);
+    this.#header = headerWords(memory);
+    this.#index = new Int32Array(buffer, byteOffset + indexOffset(capacity), slots + INDEX_TAIL);
+    this.#secret0 = this.#header[SECRET]!;
+    this.#secret1 = this.#header[SECRET + 1]!;
+    this.#factor = factor;
+    this.#shift = shift;
+    this.#referenceBits = 32 - Math.clz32(capacity * 2 + 1);
+    this.#referenceMask = (1 << this.#referenceBits) - 1;
+    this.#sweepRecords = capacity <= SMALL_TABLE ? 2 * capacity : SWEEP_RECORDS;
+  }
+
+  /** Records in use, with those that have expired and were not reaped yet. */
+  get count(): number {
+    return this.#header[COUNT]!;
+  }
+
+  /** Records from here on were never used. */
+  get highWater(): number {
+    return this.#header[HIGH_WATER]!;
+  }
+
+  /** How many records are on the list of a class (CLASS_HALF_OPEN or CLASS_CLOSING). */
+  listLength(list: number): number {
+    return this.#header[LISTS + (list - 1) * LIST_WORDS + 2]!;
+  }
+
+  /** The hash of a key, as `find` and `touch` take it: a signed word. */
+  hash(source: number, destination: number, ports: number, protocol: number): number {
+    return hashWords4(this.#secret0, this.#secret1, source, destination, ports, protocol) | 0;
+  }
+
+  /**
+   * Loads a key's home slot, so that it is in cache when `find` comes.
+   *
+   * @returns the record in that slot, most likely the key's, for `touchRecord`; -1 when the slot is empty.
+   */
+  touch(hash: number): number {
+    const slot = this.#index[Math.imul(hash >>> 4, this.#factor) >>> this.#shift]!;
+    return ((slot & this.#referenceMask) >>> 1) - 1;
+  }
+
+  /** Loads both cache lines of a record. The sum returned means nothing; whoever adds it up keeps the loads alive. */
+  touchRecord(record: number): number {
+    const word = record * RECORD_WORDS;
+    return (this.words[word]! + this.words[word + TX_END]!) | 0;
+  }
+
+  /**
+   * Finds the record of a key. Expired ones are found too: see `isExpired`.
+   *
+   * @param ports source << 16 | destination
+   * @param hash what `hash` says of the same four
+   * @returns record << 1 | side: 0 for the original key, 1 for the reply key; -1 when there is none.
+   */
+  find(source: number, destination: number, ports: number, protocol: number, hash: number): number {
+    const index = this.#index;
+    const { words, bytes } = this;
+    let at = Math.imul(hash >>> 4, this.#factor) >>> this.#shift;
+    const tag = ((hash << 8) | (at & 0xff)) << this.#referenceBits;
+    for (;;) {
+      const slot = index[at]!;
+      if (slot === 0) return -1;
+      if ((slot ^ tag) >>> this.#referenceBits === 0) {
+        const reference = (slot & this.#referenceMask) - 2;
+        const record = reference >> 1;
+        const word = record * RECORD_WORDS + (reference & 1) * BACKEND;
+        if (
+          words[word] === (source | 0) &&
+          words[word + 1] === (destination | 0) &&
+          words[word + 2] === (ports | 0) &&
+          bytes[record * RECORD_BYTES + PROTOCOL] === protocol
+        ) {
+          return reference;
+        }
+      }
+      at++;
+    }
+  }
+
+  isExpired(record: number, nowMs: number): boolean {
+    return this.doubles[record * RECORD_DOUBLES + EXPIRES]! <= nowMs;
+  }
+
+  /** A number that is this record's alone while it lives; 0 when it does not. */
+  generation(record: number): number {
+    return this.words[record * RECORD_WORDS + COMMIT]!;
+  }
+
+  /** As TableReader.read, for the thread that owns the table: the record itself, or -1 when it is not live. */
+  read(record: number): number {
+    return this.words[record * RECORD_WORDS + COMMIT] === 0 ? -1 : record;
+  }
+
+  /**
+   * Makes a record of a connection, half-open; counters, flags and marks are zero, and it has expired until `setExpiry` says
+   * otherwise: a tracker's `open...` must follow. When the table is full something less worth having is evicted.
+   *
+   * Neither key may be in the table. TYPE_SVC has the original key only.
+   *
+   * @returns the record, or -1 when there is no room.
+   */
+  insert(
+    protocol: number,
+    type: number,
+    client: number,
+    vip: number,
+    originalPorts: number,
+    backend: number,
+    returnAddress: number,
+    replyPorts: number,
+    service: number,
+    backendId: number,
+    nowMs: number,
+  ): number {
+    const record = this.#take(nowMs);
+    if (record < 0) {
+      this.figures[INSERT_FAILURES]! += 1;
+      return -1;
+    }
+    const { words, bytes } = this;
+    const word = record * RECORD_WORDS;
+    for (let i = word; i < word + RECORD_WORDS; i++) words[i] = 0;
+    words[word + CLIENT] = client;
+    words[word + VIP] = vip;
+    words[word + ORIGINAL_PORTS] = originalPorts;
+    words[word + BACKEND] = backend;
+    words[word + RETURN] = returnAddress;
+    words[word + REPLY_PORTS] = replyPorts;
+    words[word + SERVICE] = service;
+    words[word + BACKEND_ID] = backendId;
+    words[word + CREATED] = nowMs / 1000;
+    bytes[record * RECORD_BYTES + PROTOCOL] = protocol;
+    bytes[record * RECORD_BYTES + TYPE] = type;
+    bytes[record * RECORD_BYTES + MARKS] = CLASS_HALF_OPEN;
+    this.doubles[record * RECORD_DOUBLES + EXPIRES] = nowMs;
+
+    const isPlaced = this.#place(this.hash(client, vip, originalPorts, protocol), record << 1);
+    if (!isPlaced || !this.#placeReply(record)) {
+      if (isPlaced) this.#displace(this.hash(client, vip, originalPorts, protocol), record << 1);
+      this.#release(record);
+      this.figures[INSERT_FAILURES]! += 1;
+      return -1;
+    }
+    this.#append(record, CLASS_HALF_OPEN, nowMs);
+    const header = this.#header;
+    header[COUNT]! += 1;
+    this.figures[INSERTED]! += 1;
+    let generation = (header[GENERATION]! + 1) | 0;
+    if (generation === 0) generation = 1;
+    header[GENERATION] = generation;
+    Atomics.store(words, word + COMMIT, generation);
+    return record;
+  }
+
+  /** Takes a live record out, under both keys. */
+  remove(record: number): void {
+    const { words, bytes } = this;
+    const word = record * RECORD_WORDS;
+    Atomics.store(words, word + COMMIT, 0);
+    const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
+    const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
+    this.#displace(hash, record << 1);
+    if (bytes[record * RECORD_BYTES + TYPE] !== TYPE_SVC) {
+      const replyHash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
+      this.#displace(replyHash, (record << 1) | 1);
+    }
+    const list = bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK;
+    if (list !== CLASS_ESTABLISHED) this.#unlink(record, list);
+    this.#release(record);
+    this.#header[COUNT]! -= 1;
+  }
+
+  /** Sets when a record expires, ms. The only way to: the sweep relies on it. */
+  setExpiry(record: number, expiresMs: number): void {
+    this.doubles[record * RECORD_DOUBLES + EXPIRES] = expiresMs;
+    if (expiresMs < this.figures[EARLIEST_SINCE]!) this.figures[EARLIEST_SINCE] = expiresMs;
+  }
+
+  /** Moves a record to another class (CLASS_*), to the end of that one's list; does nothing when it is in it. */
+  setClass(record: number, to: number, nowMs: number): void {
+    const at = record * RECORD_BYTES + MARKS;
+    const marks = this.bytes[at]!;
+    const from = marks & CLASS_MASK;
+    if (from === to) return;
+    if (from !== CLASS_ESTABLISHED) this.#unlink(record, from);
+    this.bytes[at] = (marks & ~CLASS_MASK) | to;
+    if (to !== CLASS_ESTABLISHED) this.#append(record, to, nowMs);
+  }
+
+  /** Removes what has expired among `count` records from `first` on. Returns how many that were. */
+  reap(first: number, count: number, nowMs: number): number {
+    const { words, doubles } = this;
+    const end = Math.min(first + count, this.highWater);
+    let removed = 0;
+    for (let record = first; record < end; record++) {
+      if (doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs || words[record * RECORD_WORDS + COMMIT] === 0) continue;
+      this.remove(record);
+      removed++;
+    }
+    return removed;
+  }
+
+  /** A record nobody uses, by eviction if need be; -1 when there is none. */
+  #take(nowMs: number): number {
+    const header = this.#header;
+    if (header[FREE_HEAD] === -1) {
+      const fresh = header[HIGH_WATER]!;
+      if (fresh < this.capacity) {
+        header[HIGH_WATER] = fresh + 1;
+        return fresh;
+      }
+      if (!this.#evict(nowMs)) return -1;
+    }
+    const record = header[FREE_HEAD]!;
+    header[FREE_HEAD] = this.words[record * RECORD_WORDS + NEXT]!;
+    return record;
+  }
+
+  #release(record: number): void {
+    this.words[record * RECORD_WORDS + NEXT] = this.#header[FREE_HEAD]!;
+    this.#header[FREE_HEAD] = record;
+  }
+
+  #evict(nowMs: number): boolean {
+    let counter = EVICTED_EXPIRED;
+    let record = this.#sweep(nowMs);
+    if (record < 0) {
+      counter = EVICTED_CLOSING;
+      record = this.#leastWorth(CLASS_CLOSING, nowMs);
+    }
+    if (record < 0) {
+      counter = EVICTED_HALF_OPEN;
+      record = this.#leastWorth(CLASS_HALF_OPEN, nowMs);
+    }
+    if (record < 0) return false;
+    this.figures[counter]! += 1;
+    this.remove(record);
+    return true;
+  }
+
+  /** Goes on with the search for an expired record in a full table; -1 when it finds none in its time. */
+  #sweep(nowMs: number): number {
+    const { doubles, figures } = this;
+    const header = this.#header;
+    let record = header[SWEEP_CURSOR]!;
+    for (let left = this.#sweepRecords; left > 0; left--) {
+      if (record === 0) {
+        const earliest = Math.min(figures[EARLIEST]!, figures[EARLIEST_SINCE]!);
+        if (earliest > nowMs) break;
+        figures[EARLIEST] = earliest;
+        figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
+      }
+      const expiresMs = doubles[record * RECORD_DOUBLES + EXPIRES]!;
+      const current = record;
+      if (++record === this.capacity) {
+        record = 0;
+        figures[EARLIEST] = Math.min(figures[EARLIEST_SINCE]!, expiresMs);
+        figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
+      } else if (expiresMs < figures[EARLIEST_SINCE]!) figures[EARLIEST_SINCE] = expiresMs;
+      if (expiresMs <= nowMs) {
+        header[SWEEP_CURSOR] = record;
+        return current;
+      }
+    }
+    header[SWEEP_CURSOR] = record;
+    return -1;
+  }
+
+  /** The record of a list that goes first, or -1 when the list is empty. */
+  #leastWorth(list: number, nowMs: number): number {
+    const { words } = this;
+    const head = LISTS + (list - 1) * LIST_WORDS;
+    for (let chances = SECOND_CHANCES; ; chances--) {
+      const record = this.#header[head]!;
+      if (record < 0 || chances === 0) return record;
+      const word = record * RECORD_WORDS;
+      const queuedAt = words[word + QUEUED_AT]! >>> 0;
+      if (words[word + TX_SEEN]! >>> 0 <= queuedAt && words[word + RX_SEEN]! >>> 0 <= queuedAt) return record;
+      this.#unlink(record, list);
+      this.#append(record, list, nowMs);
+    }
+  }
+
+  #append(record: number, list: number, nowMs: number): void {
+    const { words } = this;
+    const header = this.#header;
+    const head = LISTS + (list - 1) * LIST_WORDS;
+    const last = header[head + 1]!;
+    const word = record * RECORD_WORDS;
+    words[word + PREVIOUS] = last;
+    words[word + NEXT] = -1;
+    words[word + QUEUED_AT] = nowMs / 1000;
+    if (last < 0) header[head] = record;
+    else words[last * RECORD_WORDS + NEXT] = record;
+    header[head + 1] = record;
+    header[head + 2]! += 1;
+  }
+
+  #unlink(record: number, list: number): void {
+    const { words } = this;
+    const header = this.#header;
+    const head = LISTS + (list - 1) * LIST_WORDS;
+    const previous = words[record * RECORD_WORDS + PREVIOUS]!;
+    const next = words[record * RECORD_WORDS + NEXT]!;
+    if (previous < 0) header[head] = next;
+    else words[previous * RECORD_WORDS + NEXT] = next;
+    if (next < 0) header[head + 1] = previous;
+    else words[next * RECORD_WORDS + PREVIOUS] = previous;
+    header[head + 2]! -= 1;
+  }
+
+  #placeReply(record: number): boolean {
+    const { words, bytes } = this;
+    if (bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) return true;
+    const word = record * RECORD_WORDS;
+    const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
+    const hash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
+    return this.#place(hash, (record << 1) | 1);
+  }
+
+  /** Puts a reference into the index; false when the next free slot is too far from its home. */
+  #place(hash: number, reference: number): boolean {
+    const index = this.#index;
+    const home = Math.imul(hash >>> 4, this.#factor) >>> this.#shift;
+    for (let at = home; at < home + INDEX_TAIL - 1; at++) {
+      if (index[at] !== 0) continue;
+      index[at] = (((hash << 8) | (home & 0xff)) << this.#referenceBits) | (reference + 2);
+      return true;
+    }
+    return false;
+  }
+
+  /** Takes a reference out of the index and closes the gap: each slot behind it moves up unless that is above its home. */
+  #displace(hash: number, reference: number): void {
+    const index = this.#index;
+    const bits = this.#referenceBits;
+    let gap = Math.imul(hash >>> 4, this.#factor) >>> this.#shift;
+    const wanted = (((hash << 8) | (gap & 0xff)) << bits) | (reference + 2);
+    while (index[gap] !== wanted) gap++;
+    for (let at = gap + 1; ; at++) {
+      const slot = index[at]!;
+      if (slot === 0) break;
+      const distance = (at - (slot >>> bits)) & 0xff;
+      if (at - distance > gap) continue;
+      index[gap] = slot;
+      gap = at;
+    }
+    index[gap] = 0;
+  }
+}
+
+/** Records a sweep looks at per insert into a full table: about 0.5 us. */
+const SWEEP_RECORDS = 128;
+
+/** Up to here a sweep goes through the whole table in one insert: about 15 us, once per expiry. */
+const SMALL_TABLE = 4096;
+
+/** List heads that may be spared for having had packets, per insert. */
+const SECOND_CHANCES = 4;

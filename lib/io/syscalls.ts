@@ -1,0 +1,172 @@
+import koffi from 'koffi';
+
+/**
+ * The system calls weir makes itself, through koffi: the one file that knows of it. Every wrapper returns what the call
+ * returned, or `-errno`, and throws nothing, so that the callers' loops read like C. Addresses are plain numbers: user
+ * space ends below 2^47 (2^48 on arm64), far inside what a double holds exactly.
+ *
+ * `null` loads the symbols of the process itself, which are those of glibc or musl, whichever Node runs on.
+ */
+const libc = koffi.load(null);
+
+const cOpen = libc.func('open', 'int', ['str', 'int']);
+const cClose = libc.func('close', 'int', ['int']);
+const cIoctl = libc.func('ioctl', 'int', ['int', 'ulong', 'void *']);
+const cIoctlValue = libc.func('ioctl', 'int', ['int', 'ulong', 'ulong']);
+const cFcntl = libc.func('fcntl', 'int', ['int', 'int', 'long']);
+const cMmap = libc.func('mmap', 'int64', ['size_t', 'size_t', 'int', 'int', 'int', 'int64']);
+const cMunmap = libc.func('munmap', 'int', ['size_t', 'size_t']);
+const cMadvise = libc.func('madvise', 'int', ['size_t', 'size_t', 'int']);
+const cRead = libc.func('read', 'int64', ['int', 'size_t', 'size_t']);
+const cWrite = libc.func('write', 'int64', ['int', 'size_t', 'size_t']);
+const cWriteBuffer = libc.func('write', 'int64', ['int', 'void *', 'size_t']);
+const cPoll = libc.func('poll', 'int', ['size_t', 'ulong', 'int']);
+const cEventfd = libc.func('eventfd', 'int', ['uint', 'int']);
+const cClockGettime = libc.func('clock_gettime', 'int', ['int', 'size_t']);
+const cSetup = libc.func('syscall', 'long', ['long', 'uint', 'void *']);
+const cEnter = libc.func('syscall', 'long', ['long', 'int', 'uint', 'uint', 'uint', 'size_t', 'size_t']);
+const cRegister = libc.func('syscall', 'long', ['long', 'int', 'uint', 'void *', 'uint']);
+
+// The same on every architecture Node has: numbers above 423 are shared.
+const IO_URING_SETUP = 425;
+const IO_URING_ENTER = 426;
+const IO_URING_REGISTER = 427;
+
+export const O_RDWR = 2;
+export const O_NONBLOCK = 0x800;
+export const O_CLOEXEC = 0x80000;
+export const EFD_CLOEXEC = 0x80000;
+export const PROT_READ_WRITE = 3;
+export const MAP_SHARED = 1;
+export const MAP_PRIVATE_ANONYMOUS = 0x22;
+export const MAP_POPULATE = 0x8000;
+export const CLOCK_BOOTTIME = 7;
+export const POLLIN = 1;
+
+const F_GETFL = 3;
+const F_SETFL = 4;
+const MADV_DONTNEED = 4;
+
+export const { EPERM, EINTR, ENXIO, EBADF, EAGAIN, EACCES, EBUSY, ENOENT, ENODEV, EINVAL, EBADFD, ENOBUFS, ETIME } = koffi
+  .os.errno as Record<Errno, number>;
+
+type Errno =
+  | 'EPERM'
+  | 'EINTR'
+  | 'ENXIO'
+  | 'EBADF'
+  | 'EAGAIN'
+  | 'EACCES'
+  | 'EBUSY'
+  | 'ENOENT'
+  | 'ENODEV'
+  | 'EINVAL'
+  | 'EBADFD'
+  | 'ENOBUFS'
+  | 'ETIME';
+
+/** The name of an error as the wrappers return it, negative: -11 is `EAGAIN`. */
+export function errnoName(result: number): string {
+  for (const name in koffi.os.errno) if (koffi.os.errno[name] === -result) return name;
+  return `errno ${-result}`;
+}
+
+function checked(result: number): number {
+  return result === -1 ? -koffi.errno() : result;
+}
+
+export function open(path: string, flags: number): number {
+  return checked(cOpen(path, flags));
+}
+
+export function close(fd: number): number {
+  return checked(cClose(fd));
+}
+
+/** An ioctl whose argument is a struct, read or written in place. */
+export function ioctl(fd: number, request: number, argument: Uint8Array): number {
+  return checked(cIoctl(fd, request, argument));
+}
+
+/** An ioctl whose argument is a plain number. */
+export function ioctlValue(fd: number, request: number, argument: number): number {
+  return checked(cIoctlValue(fd, request, argument));
+}
+
+/** Sets or clears O_NONBLOCK, which belongs to the open file: every holder of the fd sees it. */
+export function setNonBlocking(fd: number, nonBlocking: boolean): number {
+  const flags = checked(cFcntl(fd, F_GETFL, 0));
+  if (flags < 0) return flags;
+  return checked(cFcntl(fd, F_SETFL, nonBlocking ? flags | O_NONBLOCK : flags & ~O_NONBLOCK));
+}
+
+/** Maps readable and writable memory. @returns its address */
+export function mmap(lengthBytes: number, flags: number, fd = -1, offset = 0): number {
+  return checked(cMmap(0, lengthBytes, PROT_READ_WRITE, flags, fd, offset));
+}
+
+/** No view of the memory may be touched afterwards. */
+export function munmap(address: number, lengthBytes: number): number {
+  return checked(cMunmap(address, lengthBytes));
+}
+
+/** Gives the pages of anonymous memory back to the kernel; the addresses stay valid and read as zero. */
+export function discardPages(address: number, lengthBytes: number): number {
+  return checked(cMadvise(address, lengthBytes, MADV_DONTNEED));
+}
+
+/**
+ * The memory at `address` as an ArrayBuffer. It is not copied, not owned and cannot be detached: whoever unmaps the memory
+ * sees to it that nobody holds a view.
+ */
+export function viewMemory(address: number, lengthBytes: number): ArrayBuffer {
+  return koffi.view(address, lengthBytes);
+}
+
+export function read(fd: number, address: number, lengthBytes: number): number {
+  return checked(cRead(fd, address, lengthBytes));
+}
+
+export function write(fd: number, address: number, lengthBytes: number): number {
+  return checked(cWrite(fd, address, lengthBytes));
+}
+
+/** The same from ordinary JavaScript memory. */
+export function writeBuffer(fd: number, bytes: Uint8Array): number {
+  return checked(cWriteBuffer(fd, bytes, bytes.length));
+}
+
+/** `address` is that of `count` pollfd structs: fd i32, events i16, revents i16. @param timeoutMs -1: no limit */
+export function poll(address: number, count: number, timeoutMs: number): number {
+  return checked(cPoll(address, count, timeoutMs));
+}
+
+export function eventfd(initial: number, flags: number): number {
+  return checked(cEventfd(initial, flags));
+}
+
+/** Stores a timespec (two i64: seconds, nanoseconds) at `address`. */
+export function clockGettime(clock: number, address: number): number {
+  return checked(cClockGettime(clock, address));
+}
+
+/** @param params struct io_uring_params, 120 bytes, filled in by the kernel. @returns the ring's fd */
+export function ioUringSetup(entries: number, params: Uint8Array): number {
+  return checked(cSetup(IO_URING_SETUP, entries, params));
+}
+
+/** @returns how many entries were submitted, or an error when none was */
+export function ioUringEnter(
+  ringFd: number,
+  submit: number,
+  minComplete: number,
+  flags: number,
+  argument: number,
+  argumentBytes: number,
+): number {
+  return checked(cEnter(IO_URING_ENTER, ringFd, submit, minComplete, flags, argument, argumentBytes));
+}
+
+export function ioUringRegister(ringFd: number, opcode: number, argument: Uint8Array, count: number): number {
+  return checked(cRegister(IO_URING_REGISTER, ringFd, opcode, argument, count));
+}

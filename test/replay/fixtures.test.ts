@@ -1,0 +1,15 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import t from 'tap';
+import { parse } from 'yaml';
+import { type FixtureFile, runCase } from './fixture.js';
+
+const folder = new URL('../fixtures/', import.meta.url);
+
+for (const name of readdirSync(folder)
+  .filter((file) => file.endsWith('.yaml'))
+  .sort()) {
+  const file = parse(readFileSync(new URL(name, folder), 'utf8')) as FixtureFile;
+  t.test(file.title, async (t) => {
+    for (const item of file.cases) t.same(await runCase(file, item), [], item.name);
+  });
+}

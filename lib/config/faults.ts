@@ -12,7 +12,7 @@ export interface Fault {
 
 /** What zod found, in words an operator can act on; an issue about several unknown keys becomes several faults. */
 export function faultsOf(error: z.ZodError, written: unknown): Fault[] {
-  return error.issues.flatMap((issue) => {
+  return error.issues.flatMap((issue): Fault[] => {
     if (issue.code !== 'unrecognized_keys') {
       return [{ path: issue.path, message: wordIssue(issue, valueAt(written, issue.path)), atKey: false }];
     }

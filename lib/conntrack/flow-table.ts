@@ -1,7 +1,8 @@
 import { hashWords4 } from '../base/hash.js';
+import { RecordLists } from './lists.js';
 import {
-  checkTable,
   COUNT,
+  checkTable,
   EARLIEST,
   EARLIEST_SINCE,
   EVICTED_CLOSING,
@@ -17,8 +18,6 @@ import {
   INSERTED,
   indexGeometry,
   indexOffset,
-  LIST_WORDS,
-  LISTS,
   recordsOffset,
   SECRET,
   SWEEP_CURSOR,
@@ -38,18 +37,14 @@ import {
   MARKS,
   NEXT,
   ORIGINAL_PORTS,
-  PREVIOUS,
   PROTOCOL,
-  QUEUED_AT,
   RECORD_BYTES,
   RECORD_DOUBLES,
   RECORD_WORDS,
   REPLY_PORTS,
   RETURN,
-  RX_SEEN,
   SERVICE,
   TX_END,
-  TX_SEEN,
   TYPE,
   TYPE_SVC,
   VIP,
@@ -85,8 +80,7 @@ import {
  *  2. the head of the closing list,
  *  3. the head of the half-open list,
  *
- * and otherwise fails: established records are never evicted. A head that had packets in a later second than it joined goes to
- * the tail instead, at most SECOND_CHANCES times an insert, so that a scan does not push out one-way flows that are in use.
+ * and otherwise fails: established records are never evicted.
  *
  * ## Finding what has expired
  *
@@ -114,6 +108,7 @@ export class FlowTable {
   readonly figures: Float64Array;
 
   readonly #header: Int32Array;
+  readonly #lists: RecordLists;
   readonly #index: Int32Array;
   readonly #secret0: number;
   readonly #secret1: number;
@@ -136,6 +131,7 @@ export class FlowTable {
     this.doubles = new Float64Array(buffer, records, capacity * RECORD_DOUBLES);
     this.figures = headerDoubles(memory);
     this.#header = headerWords(memory);
+    this.#lists = new RecordLists(this.#header, this.words);
     this.#index = new Int32Array(buffer, byteOffset + indexOffset(capacity), slots + INDEX_TAIL);
     this.#secret0 = this.#header[SECRET]!;
     this.#secret1 = this.#header[SECRET + 1]!;
@@ -158,7 +154,7 @@ export class FlowTable {
 
   /** How many records are on the list of a class (CLASS_HALF_OPEN or CLASS_CLOSING). */
   listLength(list: number): number {
-    return this.#header[LISTS + (list - 1) * LIST_WORDS + 2]!;
+    return this.#lists.length(list);
   }
 
   /** The hash of a key, as `find` and `touch` take it: a signed word. */
@@ -278,7 +274,7 @@ export class FlowTable {
       this.figures[INSERT_FAILURES]! += 1;
       return -1;
     }
-    this.#append(record, CLASS_HALF_OPEN, nowMs);
+    this.#lists.append(record, CLASS_HALF_OPEN, nowMs);
     const header = this.#header;
     header[COUNT]! += 1;
     this.figures[INSERTED]! += 1;
@@ -302,7 +298,7 @@ export class FlowTable {
       this.#displace(replyHash, (record << 1) | 1);
     }
     const list = bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK;
-    if (list !== CLASS_ESTABLISHED) this.#unlink(record, list);
+    if (list !== CLASS_ESTABLISHED) this.#lists.unlink(record, list);
     this.#release(record);
     this.#header[COUNT]! -= 1;
   }
@@ -319,9 +315,9 @@ export class FlowTable {
     const marks = this.bytes[at]!;
     const from = marks & CLASS_MASK;
     if (from === to) return;
-    if (from !== CLASS_ESTABLISHED) this.#unlink(record, from);
+    if (from !== CLASS_ESTABLISHED) this.#lists.unlink(record, from);
     this.bytes[at] = (marks & ~CLASS_MASK) | to;
-    if (to !== CLASS_ESTABLISHED) this.#append(record, to, nowMs);
+    if (to !== CLASS_ESTABLISHED) this.#lists.append(record, to, nowMs);
   }
 
   /** Removes what has expired among `count` records from `first` on. Returns how many that were. */
@@ -363,11 +359,11 @@ export class FlowTable {
     let record = this.#sweep(nowMs);
     if (record < 0) {
       counter = EVICTED_CLOSING;
-      record = this.#leastWorth(CLASS_CLOSING, nowMs);
+      record = this.#lists.leastWorth(CLASS_CLOSING, nowMs);
     }
     if (record < 0) {
       counter = EVICTED_HALF_OPEN;
-      record = this.#leastWorth(CLASS_HALF_OPEN, nowMs);
+      record = this.#lists.leastWorth(CLASS_HALF_OPEN, nowMs);
     }
     if (record < 0) return false;
     this.figures[counter]! += 1;
@@ -388,62 +384,21 @@ export class FlowTable {
         figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
       }
       const expiresMs = doubles[record * RECORD_DOUBLES + EXPIRES]!;
-      const current = record;
-      if (++record === this.capacity) {
+      const found = expiresMs <= nowMs ? record : -1;
+      if (found < 0 && expiresMs < figures[EARLIEST_SINCE]!) figures[EARLIEST_SINCE] = expiresMs;
+      record++;
+      if (record === this.capacity) {
         record = 0;
-        figures[EARLIEST] = Math.min(figures[EARLIEST_SINCE]!, expiresMs);
+        figures[EARLIEST] = figures[EARLIEST_SINCE]!;
         figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
-      } else if (expiresMs < figures[EARLIEST_SINCE]!) figures[EARLIEST_SINCE] = expiresMs;
-      if (expiresMs <= nowMs) {
+      }
+      if (found >= 0) {
         header[SWEEP_CURSOR] = record;
-        return current;
+        return found;
       }
     }
     header[SWEEP_CURSOR] = record;
     return -1;
-  }
-
-  /** The record of a list that goes first, or -1 when the list is empty. */
-  #leastWorth(list: number, nowMs: number): number {
-    const { words } = this;
-    const head = LISTS + (list - 1) * LIST_WORDS;
-    for (let chances = SECOND_CHANCES; ; chances--) {
-      const record = this.#header[head]!;
-      if (record < 0 || chances === 0) return record;
-      const word = record * RECORD_WORDS;
-      const queuedAt = words[word + QUEUED_AT]! >>> 0;
-      if (words[word + TX_SEEN]! >>> 0 <= queuedAt && words[word + RX_SEEN]! >>> 0 <= queuedAt) return record;
-      this.#unlink(record, list);
-      this.#append(record, list, nowMs);
-    }
-  }
-
-  #append(record: number, list: number, nowMs: number): void {
-    const { words } = this;
-    const header = this.#header;
-    const head = LISTS + (list - 1) * LIST_WORDS;
-    const last = header[head + 1]!;
-    const word = record * RECORD_WORDS;
-    words[word + PREVIOUS] = last;
-    words[word + NEXT] = -1;
-    words[word + QUEUED_AT] = nowMs / 1000;
-    if (last < 0) header[head] = record;
-    else words[last * RECORD_WORDS + NEXT] = record;
-    header[head + 1] = record;
-    header[head + 2]! += 1;
-  }
-
-  #unlink(record: number, list: number): void {
-    const { words } = this;
-    const header = this.#header;
-    const head = LISTS + (list - 1) * LIST_WORDS;
-    const previous = words[record * RECORD_WORDS + PREVIOUS]!;
-    const next = words[record * RECORD_WORDS + NEXT]!;
-    if (previous < 0) header[head] = next;
-    else words[previous * RECORD_WORDS + NEXT] = next;
-    if (next < 0) header[head + 1] = previous;
-    else words[next * RECORD_WORDS + PREVIOUS] = previous;
-    header[head + 2]! -= 1;
   }
 
   #placeReply(record: number): boolean {
@@ -491,6 +446,3 @@ const SWEEP_RECORDS = 128;
 
 /** Up to here a sweep goes through the whole table in one insert: about 15 us, once per expiry. */
 const SMALL_TABLE = 4096;
-
-/** List heads that may be spared for having had packets, per insert. */
-const SECOND_CHANCES = 4;

@@ -1,6 +1,6 @@
 import {
-  checkTable,
   COUNT,
+  checkTable,
   EVICTED_CLOSING,
   EVICTED_EXPIRED,
   EVICTED_HALF_OPEN,

@@ -78,7 +78,7 @@ export class Gateway {
 
   readonly #kind = new Uint8Array(BATCH_PACKETS);
   readonly #reason = new Uint8Array(BATCH_PACKETS);
-  readonly #hash = new Uint32Array(BATCH_PACKETS);
+  readonly #hash = new Int32Array(BATCH_PACKETS);
   readonly #hint = new Int32Array(BATCH_PACKETS);
 
   /** Keeps the touching loads alive: an optimiser may not drop what is summed up here. */
@@ -98,6 +98,8 @@ export class Gateway {
 
   /** Makes `snapshot` the configuration from the next batch on. */
   use(snapshot: Snapshot): void {
+    const before = this.#core.snapshot as Snapshot | undefined;
+    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
     this.#core.snapshot = snapshot;
     this.#admission.use();
   }

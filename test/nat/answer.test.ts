@@ -1,4 +1,4 @@
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { REPLIES_PER_SECOND, REPLIES_PER_SOURCE_PER_SECOND } from '../../lib/base/limits.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import {
@@ -26,18 +26,13 @@ const ANSWER: Answer = { offset: 0, length: 0 };
 const NO_VNET = new Uint8Array(10);
 
 /** What comes of an answer: the packet, after judging its checksums, vnet header and that nothing else was touched. */
-function answered(t: Tap.Test, slot: Slot): Uint8Array {
+function answered(t: Test, slot: Slot): Uint8Array {
   const { bytes, vnet } = answerIn(slot, ANSWER);
   t.same(make.verifyChecksums(bytes), [], 'lengths and checksums');
   t.same(vnet, NO_VNET, 'vnet header');
   const end = Math.max(slot.at + slot.length, ANSWER.offset + ANSWER.length);
   t.ok(isIntactOutside(slot, Math.min(slot.at, ANSWER.offset) - 10, end), 'nothing else is touched');
   return bytes;
-}
-
-// tap's own type of a subtest.
-declare namespace Tap {
-  type Test = Parameters<Parameters<typeof t.test>[1] & ((t: never) => unknown)>[0] & typeof t;
 }
 
 t.test('RST (RFC 9293 3.10.7.1)', async (t) => {

@@ -1,0 +1,283 @@
+import { buildLookup, type LookupEntry } from '../balance/lookup.js';
+import { buildMaglev } from '../balance/maglev.js';
+import { mergeRanges } from '../balance/ranges.js';
+import { keyFromString } from '../base/hash.js';
+import type { Config, ServiceConfig } from '../config/config.js';
+import {
+  TIMEOUT_ANY,
+  TIMEOUT_COUNT,
+  TIMEOUT_SERVICE_ANY,
+  TIMEOUT_SERVICE_TCP,
+  TIMEOUT_SERVICE_TCP_GRACE,
+  TIMEOUT_TCP,
+  TIMEOUT_TCP_FIN,
+  TIMEOUT_TCP_SYN,
+} from '../conntrack/record.js';
+import type { Snapshot } from '../datapath/snapshot.js';
+import * as S from '../datapath/snapshot.js';
+import { formatEndpoint } from '../wire/address.js';
+import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
+
+/** What a snapshot is made of besides the configuration. */
+export interface CompileState {
+  /** Whether health checks let a backend have new flows. */
+  isUp(backendId: number): boolean;
+  /** The data path's clock: removals count from here. */
+  readonly nowMs: number;
+  /** The snapshot this one replaces. */
+  readonly previous?: Compiled;
+}
+
+/** A snapshot and what control must remember of it to make the next. */
+export interface Compiled {
+  readonly snapshot: Snapshot;
+  /** Where each service's Maglev table lies and what it was made from, by service id. */
+  readonly tables: ReadonlyMap<number, { readonly key: string; readonly at: number; readonly size: number }>;
+  /** How long the flows of a backend are kept after its removal, ms, by backend id. */
+  readonly drainMs: ReadonlyMap<number, number>;
+}
+
+interface Choice {
+  readonly identity: BackendIdentity;
+  readonly weight: number;
+}
+
+const MODES = { dnat: S.MODE_DNAT, snat: S.MODE_SNAT, dsr: S.MODE_DSR } as const;
+
+/**
+ * Turns a configuration into the data path's form. Pure but for `identities`, which gives ids to what it has not seen. Maglev tables
+ * whose backends, weights, size and seed are as before are copied, not built.
+ */
+export function compile(config: Config, identities: Identities, state: CompileState): Compiled {
+  const { previous } = state;
+  const parts = config.services.map((service) => {
+    const identity = identities.service(service);
+    const backends = service.backends.map((backend) => ({ backend, identity: identities.backend(identity, backend) }));
+    return { service, identity, backends, choices: choicesOf(backends, state) };
+  });
+
+  const services = shared(Int32Array, identities.serviceRows * S.SERVICE_WORDS);
+  const backends = shared(Int32Array, identities.backendRows * S.BACKEND_WORDS);
+  const cutAt = shared(Float64Array, identities.backendRows);
+  keepRemoved(services, backends, cutAt, previous?.snapshot);
+
+  const choiceRows: number[] = [];
+  const ranges: number[] = [];
+  const tables = new Map<number, { key: string; at: number; size: number }>();
+  const drainMs = new Map<number, number>();
+  let tableEntries = 0;
+  for (const { service, identity, backends: members, choices } of parts) {
+    const row = identity.id * S.SERVICE_WORDS;
+    const isMaglev = service.algorithm === 'maglev';
+    const serviceRanges = mergeRanges(service.sourceRanges);
+    services[row + S.SERVICE_VIP] = identity.vip;
+    services[row + S.SERVICE_PORT] = identity.port;
+    services[row + S.SERVICE_PROTOCOL] = identity.protocol;
+    services[row + S.SERVICE_MODE] = MODES[service.mode];
+    services[row + S.SERVICE_FLAGS] =
+      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) | (isMaglev ? S.SERVICE_MAGLEV : 0);
+    services[row + S.CHOICES_AT] = choiceRows.length / 2;
+    services[row + S.CHOICES_COUNT] = choices.length;
+    services[row + S.RANGES_AT] = ranges.length / 2;
+    services[row + S.RANGES_COUNT] = serviceRanges.length / 2;
+    services[row + S.AFFINITY_SECONDS] = Math.ceil(service.affinityMs / 1000);
+    let cumulative = 0;
+    for (const choice of choices) {
+      cumulative += choice.weight;
+      choiceRows.push(choice.identity.id, cumulative);
+    }
+    services[row + S.CHOICES_WEIGHT] = cumulative;
+    for (const range of serviceRanges) ranges.push(range);
+    services[row + S.MAGLEV_AT] = 0;
+    services[row + S.MAGLEV_SIZE] = 0;
+    if (isMaglev && choices.length > 0) {
+      const size = config.maglev.tableSize;
+      services[row + S.MAGLEV_AT] = tableEntries;
+      services[row + S.MAGLEV_SIZE] = size;
+      tables.set(identity.id, { key: tableKey(choices, size, config.seed), at: tableEntries, size });
+      tableEntries += size;
+    }
+    for (const { backend, identity: member } of members) {
+      const at = member.id * S.BACKEND_WORDS;
+      backends[at + S.BACKEND_ADDRESS] = member.address;
+      backends[at + S.BACKEND_PORT] = member.port;
+      backends[at + S.BACKEND_SERVICE] = identity.id;
+      backends[at + S.BACKEND_NODE] = backend.node.word;
+      backends[at + S.BACKEND_FLAGS] = 0;
+      cutAt[member.id] = Number.POSITIVE_INFINITY;
+      drainMs.set(member.id, service.drainMs);
+    }
+    for (const choice of choices) backends[choice.identity.id * S.BACKEND_WORDS + S.BACKEND_FLAGS] = S.TAKES_NEW;
+  }
+  setDeadlines(cutAt, drainMs, state);
+
+  const maglev = shared(Uint16Array, tableEntries);
+  for (const { identity, choices } of parts) {
+    const table = tables.get(identity.id);
+    if (table === undefined) continue;
+    const into = maglev.subarray(table.at, table.at + table.size);
+    const before = previous?.tables.get(identity.id);
+    if (before?.key === table.key) into.set(previous!.snapshot.maglev.subarray(before.at, before.at + before.size));
+    else buildMaglev(choices.map(maglevBackend), table.size, config.seed, into);
+  }
+
+  const key = keyFromString(config.seed);
+  const snapshot: Snapshot = {
+    version: (previous?.snapshot.version ?? 0) + 1,
+    services,
+    backends,
+    cutAt,
+    choices: sharedFrom(Int32Array, choiceRows),
+    maglev,
+    serviceIndex: buildLookup(parts.map(({ identity: { vip, port, protocol, id } }) => entry(vip, port, protocol, id))),
+    vipIndex: vipIndex(config.services),
+    snatIndex: buildLookup(config.snat.addresses.map(({ word }) => entry(word, 0, 0, 1))),
+    endpointIndex: endpointIndex(parts),
+    ranges: sharedFrom(Uint32Array, ranges),
+    snatAddresses: sharedFrom(
+      Int32Array,
+      config.snat.addresses.map(({ word }) => word),
+    ),
+    snatFirstPort: config.snat.firstPort,
+    snatLastPort: config.snat.lastPort,
+    timeouts: timeoutsOf(config),
+    hashKey0: key.k0,
+    hashKey1: key.k1,
+    dropUntracked: config.network.untracked === 'drop',
+    recoveryMs: config.conntrack.recoveryMs,
+    counters: countersFor(identities.backendRows, previous?.snapshot.counters),
+  };
+  return { snapshot, tables, drainMs: mergeDrain(previous?.drainMs, drainMs) };
+}
+
+/** The backends that take new flows, by identity: the order Maglev and the lots depend on. */
+function choicesOf(
+  members: readonly { backend: ServiceConfig['backends'][number]; identity: BackendIdentity }[],
+  state: CompileState,
+): Choice[] {
+  return members
+    .filter(({ backend, identity }) => backend.weight > 0 && state.isUp(identity.id))
+    .map(({ backend, identity }) => ({ identity, weight: backend.weight }))
+    .sort((a, b) => a.identity.address - b.identity.address || a.identity.port - b.identity.port);
+}
+
+/** The same text on every gateway: the protocol is the service's, and so is part of the flow hash already. */
+function maglevBackend({ identity, weight }: Choice): { identity: string; weight: number } {
+  return { identity: formatEndpoint(identity.address, identity.port), weight };
+}
+
+function tableKey(choices: readonly Choice[], size: number, seed: string): string {
+  return `${seed}/${size}/${choices.map(({ identity, weight }) => `${identity.address}:${identity.port}*${weight}`).join()}`;
+}
+
+/** Rows of what the configuration no longer has: their flows go on by the records, and must find them as they were. */
+function keepRemoved(
+  services: Int32Array,
+  backends: Int32Array,
+  cutAt: Float64Array,
+  previous: Snapshot | undefined,
+): void {
+  cutAt.fill(Number.POSITIVE_INFINITY);
+  if (previous === undefined) return;
+  services.set(previous.services);
+  backends.set(previous.backends);
+  cutAt.set(previous.cutAt);
+  for (let row = 0; row < services.length; row += S.SERVICE_WORDS) {
+    services[row + S.SERVICE_FLAGS]! |= S.SERVICE_REMOVED;
+    services[row + S.CHOICES_COUNT] = 0;
+    services[row + S.MAGLEV_SIZE] = 0;
+  }
+  for (let row = 0; row < backends.length; row += S.BACKEND_WORDS) backends[row + S.BACKEND_FLAGS] = 0;
+}
+
+/** A backend that left with this snapshot is cut after its drain time; one that left before keeps its deadline. */
+function setDeadlines(
+  cutAt: Float64Array,
+  configured: ReadonlyMap<number, number>,
+  { nowMs, previous }: CompileState,
+): void {
+  for (const [id, drainMs] of previous?.drainMs ?? []) {
+    if (!configured.has(id) && cutAt[id] === Number.POSITIVE_INFINITY) cutAt[id] = nowMs + drainMs;
+  }
+}
+
+function mergeDrain(
+  before: ReadonlyMap<number, number> | undefined,
+  now: ReadonlyMap<number, number>,
+): ReadonlyMap<number, number> {
+  return new Map([...(before ?? []), ...now]);
+}
+
+function vipIndex(services: readonly ServiceConfig[]): Int32Array {
+  const bits = new Map<number, number>();
+  for (const { address, icmpEcho } of services) {
+    bits.set(address.word, (bits.get(address.word) ?? S.VIP_KNOWN) | (icmpEcho ? S.VIP_ECHO : 0));
+  }
+  return buildLookup([...bits].map(([address, value]) => entry(address, 0, 0, value)));
+}
+
+function endpointIndex(
+  parts: readonly {
+    service: ServiceConfig;
+    identity: ServiceIdentity;
+    backends: readonly { identity: BackendIdentity }[];
+  }[],
+): Int32Array {
+  const owners = new Map<string, { backend: BackendIdentity; protocol: number; maglev: number[] }>();
+  for (const { service, identity, backends } of parts) {
+    for (const { identity: backend } of backends) {
+      const key = `${backend.address}:${backend.port}/${identity.protocol}`;
+      const owner = owners.get(key) ?? { backend, protocol: identity.protocol, maglev: [] };
+      if (service.algorithm === 'maglev' && service.mode === 'dnat') owner.maglev.push(identity.id);
+      owners.set(key, owner);
+    }
+  }
+  return buildLookup(
+    [...owners.values()].map(({ backend: { address, port }, protocol, maglev }) =>
+      entry(address, port, protocol, maglev.length === 1 ? maglev[0]! : -1),
+    ),
+  );
+}
+
+function timeoutsOf({ conntrack: { timeoutsMs } }: Config): Float64Array {
+  const timeouts = shared(Float64Array, TIMEOUT_COUNT);
+  timeouts[TIMEOUT_TCP] = timeoutsMs.tcp;
+  timeouts[TIMEOUT_TCP_SYN] = timeoutsMs.tcpSyn;
+  timeouts[TIMEOUT_TCP_FIN] = timeoutsMs.tcpFin;
+  timeouts[TIMEOUT_ANY] = timeoutsMs.any;
+  timeouts[TIMEOUT_SERVICE_TCP] = timeoutsMs.serviceTcp;
+  timeouts[TIMEOUT_SERVICE_ANY] = timeoutsMs.serviceAny;
+  timeouts[TIMEOUT_SERVICE_TCP_GRACE] = timeoutsMs.serviceTcpGrace;
+  return timeouts;
+}
+
+/** Room to grow, so that most reloads keep the array; a larger one takes the counts along. */
+function countersFor(rows: number, previous: Float64Array | undefined): Float64Array {
+  const wanted = rows * S.COUNTER_ROWS;
+  if (previous !== undefined && previous.length >= wanted) return previous;
+  const counters = shared(Float64Array, Math.max(64, 2 * rows) * S.COUNTER_ROWS);
+  if (previous !== undefined) counters.set(previous);
+  return counters;
+}
+
+function entry(address: number, port: number, protocol: number, value: number): LookupEntry {
+  return { address, port, protocol, value };
+}
+
+interface SharedArray<T> {
+  readonly BYTES_PER_ELEMENT: number;
+  new (buffer: SharedArrayBuffer): T;
+}
+
+function shared<T>(Kind: SharedArray<T>, length: number): T {
+  return new Kind(new SharedArrayBuffer(length * Kind.BYTES_PER_ELEMENT));
+}
+
+function sharedFrom<T extends { set(values: ArrayLike<number>): void }>(
+  Kind: SharedArray<T>,
+  values: readonly number[],
+): T {
+  const array = shared(Kind, values.length);
+  array.set(values);
+  return array;
+}

@@ -1,0 +1,104 @@
+import type { BackendConfig, ServiceConfig } from '../config/config.js';
+import { formatEndpoint } from '../wire/address.js';
+
+/**
+ * Ids for services and backends: what conntrack records hold, and rows of a snapshot. Given by identity - (VIP, port,
+ * protocol), and (address, port, protocol) within a service - so that neither order nor name nor weight moves a flow, and kept for
+ * removed ones as long as their flows may live. Ids begin at 1.
+ */
+export interface ServiceIdentity {
+  readonly id: number;
+  readonly vip: number;
+  readonly port: number;
+  readonly protocol: number;
+  /** As the file last called it. */
+  name: string;
+}
+
+export interface BackendIdentity {
+  readonly id: number;
+  readonly service: number;
+  readonly address: number;
+  readonly port: number;
+  name: string;
+}
+
+export class Identities {
+  readonly #services = new Map<string, ServiceIdentity>();
+  readonly #backends = new Map<string, BackendIdentity>();
+  readonly #serviceRows: (ServiceIdentity | undefined)[] = [undefined];
+  readonly #backendRows: (BackendIdentity | undefined)[] = [undefined];
+  readonly #freeServices: number[] = [];
+  readonly #freeBackends: number[] = [];
+
+  /** Ids are below this. */
+  get serviceRows(): number {
+    return this.#serviceRows.length;
+  }
+
+  get backendRows(): number {
+    return this.#backendRows.length;
+  }
+
+  /** The identity of a configured service; made when it is new. */
+  service({ name, address, port, protocolNumber }: ServiceConfig): ServiceIdentity {
+    const key = `${formatEndpoint(address.word, port)}/${protocolNumber}`;
+    let identity = this.#services.get(key);
+    if (identity === undefined) {
+      const id = this.#freeServices.pop() ?? this.#serviceRows.length;
+      identity = { id, vip: address.word, port, protocol: protocolNumber, name };
+      this.#services.set(key, identity);
+      this.#serviceRows[id] = identity;
+    }
+    identity.name = name;
+    return identity;
+  }
+
+  /** The identity of a backend of `service`; made when it is new. */
+  backend(service: ServiceIdentity, { name, address, port }: BackendConfig): BackendIdentity {
+    const key = `${service.id}/${formatEndpoint(address.word, port)}`;
+    let identity = this.#backends.get(key);
+    if (identity === undefined) {
+      const id = this.#freeBackends.pop() ?? this.#backendRows.length;
+      identity = { id, service: service.id, address: address.word, port, name };
+      this.#backends.set(key, identity);
+      this.#backendRows[id] = identity;
+    }
+    identity.name = name;
+    return identity;
+  }
+
+  serviceById(id: number): ServiceIdentity | undefined {
+    return this.#serviceRows[id];
+  }
+
+  backendById(id: number): BackendIdentity | undefined {
+    return this.#backendRows[id];
+  }
+
+  serviceName(id: number): string | undefined {
+    return this.#serviceRows[id]?.name;
+  }
+
+  backendName(id: number): string | undefined {
+    return this.#backendRows[id]?.name;
+  }
+
+  /** Gives up the id of a removed backend that no flow holds any more; it will be another's. */
+  forgetBackend(id: number): void {
+    const identity = this.#backendRows[id];
+    if (identity === undefined) return;
+    this.#backends.delete(`${identity.service}/${formatEndpoint(identity.address, identity.port)}`);
+    this.#backendRows[id] = undefined;
+    this.#freeBackends.push(id);
+  }
+
+  /** The same for a removed service, after all its backends. */
+  forgetService(id: number): void {
+    const identity = this.#serviceRows[id];
+    if (identity === undefined) return;
+    this.#services.delete(`${formatEndpoint(identity.vip, identity.port)}/${identity.protocol}`);
+    this.#serviceRows[id] = undefined;
+    this.#freeServices.push(id);
+  }
+}

@@ -1,0 +1,15 @@
+import { ManualClock } from '../base/clock.js';
+import { seededRandom } from '../base/random.js';
+import { REASON } from '../base/reasons.js';
+import type { Config } from '../config/config.js';
+import { FlowTable } from '../conntrack/flow-table.js';
+import { GarbageCollector } from '../conntrack/gc.js';
+import { allocateTable } from '../conntrack/memory.js';
+import { formatFlows } from '../control/flow-formats.js';
+import { listFlows } from '../control/flows.js';
+import { Gateway } from '../datapath/gateway.js';
+import { allocateStats } from '../datapath/stats.js';
+import { DROP } from '../datapath/verdict.js';
+import type { PcapDevice } from '../io/pcap-device.js';
+import type { Journal } from './journal.js';
+import { clockMs, type TimelineEvent } from './timeline.js';

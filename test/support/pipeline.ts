@@ -1,0 +1,94 @@
+import { seededRandom } from '../../lib/base/random.js';
+import { REASON_NAMES } from '../../lib/base/reasons.js';
+import { parseConfig } from '../../lib/config/load.js';
+import { FlowTable } from '../../lib/conntrack/flow-table.js';
+import { allocateTable } from '../../lib/conntrack/memory.js';
+import { STATE_NAMES } from '../../lib/conntrack/record.js';
+import { type Compiled, compile } from '../../lib/control/compile.js';
+import { Identities } from '../../lib/control/identity.js';
+import { Gateway } from '../../lib/datapath/gateway.js';
+import { allocateStats } from '../../lib/datapath/stats.js';
+import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
+import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
+
+export interface Outcome {
+  readonly verdict: string;
+  readonly reason: string;
+  readonly direction: string;
+  readonly service: string | undefined;
+  readonly backend: string | undefined;
+  readonly state: string;
+  readonly out: readonly MemoryPacket[];
+}
+
+export interface PipelineOptions {
+  readonly tcpEntries?: number;
+  readonly anyEntries?: number;
+  readonly seed?: number;
+  readonly recovering?: boolean;
+}
+
+/** The gateway's pipeline on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
+export class TestPipeline {
+  readonly tcp: FlowTable;
+  readonly any: FlowTable;
+  readonly device = new MemoryDevice();
+  readonly stats = allocateStats();
+  readonly gateway: Gateway;
+  readonly identities = new Identities();
+  readonly down = new Set<number>();
+  compiled: Compiled | undefined;
+  nowMs = 1000;
+
+  constructor(
+    config: string,
+    { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
+  ) {
+    const secret = { k0: seed, k1: ~seed };
+    this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
+    this.any = new FlowTable(allocateTable(anyEntries, secret));
+    this.gateway = new Gateway({
+      tcp: this.tcp,
+      any: this.any,
+      output: this.device,
+      random: seededRandom(seed),
+      stats: this.stats,
+      ...(recovering ? { recoveringSince: this.nowMs } : {}),
+    });
+    this.configure(config);
+  }
+
+  configure(text: string): void {
+    const { config, problems } = parseConfig(text);
+    if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
+    this.compiled = compile(config, this.identities, {
+      isUp: (backend) => !this.down.has(backend),
+      nowMs: this.nowMs,
+      ...(this.compiled ? { previous: this.compiled } : {}),
+    });
+    this.gateway.use(this.compiled.snapshot);
+  }
+
+  /** One packet in a batch of its own. */
+  send(packet: Uint8Array | MemoryPacket): Outcome {
+    return this.sendBatch([packet])[0]!;
+  }
+
+  /** Several packets in one batch; what they put out is all in the first outcome's `out`. */
+  sendBatch(packets: readonly (Uint8Array | MemoryPacket)[]): Outcome[] {
+    this.device.push(...packets.map((packet) => (packet instanceof Uint8Array ? { bytes: packet } : packet)));
+    const count = this.device.receive();
+    this.device.sent = [];
+    this.gateway.process(this.device.rx, this.nowMs);
+    const { verdict, reason, direction, service, backend, state } = this.gateway.results;
+    return Array.from({ length: count }, (_, i) => ({
+      verdict: VERDICT_NAMES[verdict[i]!]!,
+      reason: reason[i] === 0 ? '' : REASON_NAMES[reason[i]!]!,
+      direction: DIRECTION_NAMES[direction[i]!]!,
+      service: this.identities.serviceName(service[i]!),
+      backend: this.identities.backendName(backend[i]!),
+      state: STATE_NAMES[state[i]!]!,
+      out: i === 0 ? this.device.sent : [],
+    }));
+  }
+}

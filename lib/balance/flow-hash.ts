@@ -1,17 +1,19 @@
 import { hashWords4 } from '../base/hash.js';
 
 /**
- * The hash that selects a backend: over source address, source port (0 where the service has client affinity), destination
- * port and protocol, keyed by the configured seed. Not the VIP: a service reached by two VIPs sends a client the same way.
- * Every gateway with the same seed computes the same. Unsigned 32 bits.
+ * The hash that selects a backend, an unsigned 32-bit integer: over the source address, the source port (0 with client affinity, so
+ * that all flows of a client agree), the destination port and the protocol. Not over the VIP: flows of one client to
+ * several VIPs of the same backends stay together. Keyed with the seed, so that every gateway agrees.
+ *
+ * @param source IPv4 word, signed or unsigned.
  */
 export function flowHash(
-  k0: number,
-  k1: number,
+  key0: number,
+  key1: number,
   source: number,
   sourcePort: number,
   destinationPort: number,
   protocol: number,
 ): number {
-  return hashWords4(k0, k1, source, sourcePort, destinationPort, protocol);
+  return hashWords4(key0, key1, source, sourcePort, destinationPort, protocol);
 }

@@ -1,67 +1,92 @@
-import { hashString } from '../base/hash.js';
+import { type HashKey, hashWords4 } from '../base/hash.js';
 
 /**
- * Maglev hashing (Eisenbud et al., NSDI 2016, section 3.4): a table of prime size M in which each backend owns close to its
- * share of the entries, and few entries change owner when a backend comes or goes.
+ * Maglev consistent hashing (Eisenbud et al., "Maglev: A Fast and Reliable Software Network Load Balancer", NSDI 2016, section 3.4).
  *
- * Each backend has a permutation of the entries, (offset + j * skip) mod M, from two hashes of its identity. The backends take
- * turns claiming the next free entry of their permutation. Weights are relative turns: each round adds a backend's weight to what
- * it is due, and a turn costs the largest weight of all, so the heaviest takes one every round.
+ * Each backend has a permutation of the table's slots, `(offset + n * skip) mod size`, made of two independent hashes of its identity;
+ * size is prime, so that every skip visits every slot. The backends take turns, in the order of their identities; at its turn
+ * a backend claims the first slot of its permutation that is still free, until the table is full.
  *
- * The order of turns is part of the result: callers hand the backends in by identity, never as the file lists them.
+ * Weights are relative turns: in round r a backend plays when `r * weight` has reached its target, which then grows by the
+ * largest weight. The heaviest plays in every round, one of half its weight in every second; all play in the first, so that
+ * whoever has a weight has a slot (as long as there are fewer backends than slots).
+ *
+ * The table depends on the set of backends, the size and the key, on nothing else: gateways that share a configuration choose
+ * alike, and a backend that leaves gives its slots away while almost all others keep theirs.
+ *
+ * Rejected: several turns in a row for a heavy backend, which clusters its claims early and disturbs more; repeating a backend
+ * under several identities, whose memory grows with the weights.
  */
+
+/** A backend's identity, and its share. The protocol is part of the identity too, and common to all of a table. */
 export interface MaglevBackend {
-  /** What the permutation is made from: the same text on every gateway. */
-  readonly identity: string;
-  /** Above 0. */
+  /** IPv4 word, signed or unsigned. */
+  readonly address: number;
+  readonly port: number;
+  /** A positive integer. */
   readonly weight: number;
 }
 
-const FREE = 0xffff;
+/** The order of identities: by unsigned address, then port. */
+export function compareIdentity(
+  a: { readonly address: number; readonly port: number },
+  b: { readonly address: number; readonly port: number },
+): number {
+  return (a.address >>> 0) - (b.address >>> 0) || a.port - b.port;
+}
 
 /**
- * Fills the table; an entry is the number of a backend in `backends`.
+ * The table of a set of backends.
  *
- * @param size one of MAGLEV_TABLE_SIZES
- * @param seed of the gateway group: another seed, another table
- * @param backends 1 to 65535, sorted by identity
+ * @param backends In any order, at most 65535, each identity once.
+ * @param size A prime: one of MAGLEV_TABLE_SIZES.
+ * @returns For each slot the index in `backends` of its owner; all 0 when there are no backends, so ask for their number first.
  */
-export function buildMaglev(
-  backends: readonly MaglevBackend[],
-  size: number,
-  seed: string,
-  into = new Uint16Array(size),
-): Uint16Array {
+export function maglevTable(backends: readonly MaglevBackend[], protocol: number, size: number, key: HashKey): Uint16Array {
+  const table = new Uint16Array(size);
+  fillMaglev(table, backends, protocol, key);
+  return table;
+}
+
+/** Fills `table`, whose length is the size, as maglevTable does; it may lie in shared memory. */
+export function fillMaglev(table: Uint16Array, backends: readonly MaglevBackend[], protocol: number, key: HashKey): void {
   const count = backends.length;
-  const position = new Int32Array(count);
-  const skip = new Int32Array(count);
-  const due = new Float64Array(count);
-  let heaviest = 0;
-  for (const { weight } of backends) heaviest = Math.max(heaviest, weight);
-  const seedWord = hashString(seed);
+  if (count === 0) {
+    table.fill(0);
+    return;
+  }
+  const size = table.length;
+  const order = Array.from(backends, (_, i) => i).sort((a, b) => compareIdentity(backends[a]!, backends[b]!));
+  const slots = new Int32Array(count);
+  const skips = new Int32Array(count);
+  const weights = new Float64Array(count);
+  const targets = new Float64Array(count);
+  let maxWeight = 0;
   for (let i = 0; i < count; i++) {
-    const { identity } = backends[i]!;
-    position[i] = hashString(identity, seedWord) % size;
-    skip[i] = (hashString(identity, seedWord ^ 0x5bd1e995) % (size - 1)) + 1;
+    const { address, port, weight } = backends[order[i]!]!;
+    slots[i] = hashWords4(key.k0, key.k1, address, port, protocol, 1) % size;
+    skips[i] = (hashWords4(key.k0, key.k1, address, port, protocol, 2) % (size - 1)) + 1;
+    weights[i] = weight;
+    if (weight > maxWeight) maxWeight = weight;
   }
 
-  into.fill(FREE);
-  let filled = 0;
-  for (;;) {
-    for (let i = 0; i < count; i++) {
-      due[i]! += backends[i]!.weight;
-      if (due[i]! < heaviest) continue;
-      due[i]! -= heaviest;
-      let entry = position[i]!;
-      const step = skip[i]!;
-      while (into[entry] !== FREE) {
-        entry += step;
-        if (entry >= size) entry -= size;
+  const free = new Uint8Array(size).fill(1);
+  let left = size;
+  for (let round = 1; left > 0; round++) {
+    for (let i = 0; i < count && left > 0; i++) {
+      if (round * weights[i]! < targets[i]!) continue;
+      targets[i]! += maxWeight;
+      const skip = skips[i]!;
+      let slot = slots[i]!;
+      while (free[slot] === 0) {
+        slot += skip;
+        if (slot >= size) slot -= size;
       }
-      into[entry] = i;
-      const next = entry + step;
-      position[i] = next >= size ? next - size : next;
-      if (++filled === size) return into;
+      free[slot] = 0;
+      table[slot] = order[i]!;
+      left--;
+      slot += skip;
+      slots[i] = slot >= size ? slot - size : slot;
     }
   }
 }

@@ -1,23 +1,25 @@
-/** Sets of IPv4 addresses as sorted, disjoint `[first, last]` pairs of unsigned words. */
+/** Sets of IPv4 addresses as sorted, disjoint `[first, last]` pairs of unsigned words, both ends included. */
 
 export interface AddressSpan {
+  /** Unsigned. */
   readonly first: number;
   readonly last: number;
 }
 
-/** Sorts and merges spans, overlapping or adjacent ones into one. Returns the pairs flat. */
-export function mergeRanges(spans: readonly AddressSpan[]): number[] {
-  const merged: number[] = [];
+/** The same addresses in the fewest spans, sorted: overlapping and adjacent ones become one. O(n log n). */
+export function mergeRanges(spans: readonly AddressSpan[]): AddressSpan[] {
+  const merged: { first: number; last: number }[] = [];
   for (const { first, last } of [...spans].sort((a, b) => a.first - b.first)) {
-    const end = merged.length - 1;
-    if (end > 0 && first <= merged[end]! + 1) merged[end] = Math.max(merged[end]!, last);
-    else merged.push(first, last);
+    const top = merged.at(-1);
+    if (top === undefined || first > top.last + 1) merged.push({ first, last });
+    else if (last > top.last) top.last = last;
   }
   return merged;
 }
 
 /**
- * Whether `address` (signed or unsigned) lies in one of the `count` pairs from pair `at` on: 17 steps at 100,000.
+ * Whether an address, signed or unsigned, lies in one of `count` pairs that begin at pair `at` and are merged: binary search,
+ * 17 steps for 100,000 ranges.
  */
 export function contains(ranges: Uint32Array, at: number, count: number, address: number): boolean {
   const word = address >>> 0;

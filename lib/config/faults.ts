@@ -6,20 +6,20 @@ import { clip } from './text-forms.js';
 export interface Fault {
   readonly path: readonly PropertyKey[];
   readonly message: string;
-  /** The position is that of the key, not of its value: nobody wants the key at all. */
-  readonly atKey: boolean;
+  /** Where to point, if not at the value: at its key, since nobody wants the key at all; or at an offset into the text. */
+  readonly at?: 'key' | number;
 }
 
 /** What zod found, in words an operator can act on; an issue about several unknown keys becomes several faults. */
 export function faultsOf(error: z.ZodError, written: unknown): Fault[] {
   return error.issues.flatMap((issue): Fault[] => {
     if (issue.code !== 'unrecognized_keys') {
-      return [{ path: issue.path, message: wordIssue(issue, valueAt(written, issue.path)), atKey: false }];
+      return [{ path: issue.path, message: wordIssue(issue, valueAt(written, issue.path)) }];
     }
     return issue.keys.map((key) => ({
       path: [...issue.path, key],
       message: unknownKey(key, issue.path, written),
-      atKey: true,
+      at: 'key' as const,
     }));
   });
 }
@@ -123,7 +123,8 @@ function editDistance(a: string, b: string): number {
     for (let j = 1; j <= b.length; j++) {
       const same = a[i - 1] === b[j - 1];
       let cost = Math.min(last[j]! + 1, row[j - 1]! + 1, last[j - 1]! + (same ? 0 : 1));
-      if (i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1]) cost = Math.min(cost, beforeLast[j - 2]! + 1);
+      if (i > 1 && j > 1 && a[i - 1] === b[j - 2] && a[i - 2] === b[j - 1])
+        cost = Math.min(cost, beforeLast[j - 2]! + 1);
       row.push(cost);
     }
     beforeLast = last;

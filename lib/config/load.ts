@@ -38,11 +38,13 @@ export function parseConfig(text: string): LoadResult {
   if (!result.success) {
     const known = new Set(faults.map((fault) => formatPath(fault.path)));
     // A bad alias reads as nothing: that it is missing is no second mistake.
-    faults.push(...faultsOf(result.error, value).filter((fault) => !(known.has(formatPath(fault.path)) && isHollow(fault))));
+    faults.push(
+      ...faultsOf(result.error, value).filter((fault) => !(known.has(formatPath(fault.path)) && isHollow(fault))),
+    );
   }
   if (faults.length > 0 || !result.success) {
     return refused(
-      faults.map(({ path, message, atKey }) => ({ ...source.locate(path, atKey), path: formatPath(path), message })),
+      faults.map(({ path, message, at }) => ({ ...source.locate(path, at), path: formatPath(path), message })),
     );
   }
   return { config: deriveConfig(result.data), problems: [] };
@@ -62,7 +64,11 @@ export function requireConfig(path: string): Config {
   const { config, problems } = loadConfig(path);
   if (config === null) {
     const lines = problems.map((problem) => formatProblem(path, problem));
-    throw new WeirError('CONFIG_INVALID', lines.join('\n'), `Correct ${path}; \`weir check -c ${path}\` reads it again.`);
+    throw new WeirError(
+      'CONFIG_INVALID',
+      lines.join('\n'),
+      `Correct ${path}; \`weir check -c ${path}\` reads it again.`,
+    );
   }
   return config;
 }
@@ -97,6 +103,11 @@ function readConfigText(path: string): string {
   } catch (error) {
     const { code } = error as NodeJS.ErrnoException;
     const what = code === 'ENOENT' ? 'it does not exist' : code === 'EACCES' ? 'permission denied' : String(code);
-    throw new WeirError('CONFIG_UNREADABLE', `cannot read ${path}: ${what}`, 'Name an existing file with -c FILE.', error);
+    throw new WeirError(
+      'CONFIG_UNREADABLE',
+      `cannot read ${path}: ${what}`,
+      'Name an existing file with -c FILE.',
+      error,
+    );
   }
 }

@@ -10,7 +10,8 @@ import { addressFault } from './text-forms.js';
  * 3. An address has one role. A VIP never leaves weir as a destination, so it cannot be a backend, a node, an snat address or
  *    the end of the tunnel; an snat address is weir's own, so it cannot be a backend or the end of the tunnel either; and
  *    a gateway does not tunnel to itself.
- * 4. A mode has what it needs: snat a pool, dsr and role node the tunnel's address, Maglev a table with room for each backend.
+ * 4. A mode has what it needs: snat a pool, dsr and role node the tunnel's address, Maglev a table with room for each backend;
+ *    and a backend is reached at a node other than itself in mode dsr only.
  */
 export function checkRules(written: unknown): Fault[] {
   const file = new Rules(written);
@@ -85,7 +86,8 @@ class Rules {
       const earlier = claim(snatAddresses, text, i);
       if (earlier !== null) this.#fault(path, `is already snat.addresses[${earlier}]`);
       this.#refuseVip(path, text);
-      if (text === this.#tunnelAddress) this.#fault(path, 'is also `tunnel.address`; replies to it would be taken for tunnels');
+      if (text === this.#tunnelAddress)
+        this.#fault(path, 'is also `tunnel.address`; replies to it would be taken for tunnels');
     });
     if (this.#tunnelAddress !== null) this.#refuseVip(['tunnel', 'address'], this.#tunnelAddress);
     this.#services.forEach((service, i) => {
@@ -104,11 +106,18 @@ class Rules {
       this.#fault([...path, 'mode'], 'needs `tunnel.address`, this host’s end of the tunnel');
     const { tableSize = DEFAULT_TABLE_SIZE } = entries(this.#file.maglev);
     if (algorithm !== 'random' && typeof tableSize === 'number' && items(backends).length > tableSize)
-      this.#fault([...path, 'backends'], `are ${items(backends).length}, more than \`maglev.tableSize\` (${tableSize}) has entries`);
+      this.#fault(
+        [...path, 'backends'],
+        `are ${items(backends).length}, more than \`maglev.tableSize\` (${tableSize}) has entries`,
+      );
     if (mode === 'dsr') return;
     items(backends).forEach((backend, j) => {
-      if (entries(backend).node !== undefined)
-        this.#fault([...path, 'backends', j, 'node'], 'is for services of mode dsr only: nothing is tunnelled here');
+      const { node, address: own } = entries(backend);
+      if (node !== undefined && node !== own)
+        this.#fault(
+          [...path, 'backends', j, 'node'],
+          'is for services of mode dsr; of another mode, it is the backend’s address',
+        );
     });
   }
 
@@ -130,7 +139,12 @@ class Rules {
     });
   }
 
-  #checkBackendAddresses(path: Path, backend: Entries, isDsr: boolean, snatAddresses: ReadonlyMap<string, number>): void {
+  #checkBackendAddresses(
+    path: Path,
+    backend: Entries,
+    isDsr: boolean,
+    snatAddresses: ReadonlyMap<string, number>,
+  ): void {
     const text = address(backend.address);
     if (text !== null) {
       this.#refuseVip([...path, 'address'], text);
@@ -152,7 +166,7 @@ class Rules {
   }
 
   #fault(path: Path, message: string): void {
-    this.faults.push({ path, message, atKey: false });
+    this.faults.push({ path, message });
   }
 }
 

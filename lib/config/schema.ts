@@ -5,6 +5,7 @@ import {
   absolutePathFault,
   addressFault,
   cidrFault,
+  clip,
   deviceNameFault,
   listenFault,
   nameFault,
@@ -67,8 +68,17 @@ function unitExamples(value: string | number): string {
   return `${value}s, ${value}ms, ${value}m or ${value}h`;
 }
 
+function integer(min: number, max: number): z.ZodInt {
+  const error = ({ input }: { input?: unknown }): string | undefined => {
+    if (input === undefined || input === null) return undefined;
+    const got =
+      typeof input === 'string' ? `the text "${clip(input)}"` : typeof input === 'object' ? 'no number' : String(input);
+    return `must be a whole number from ${min} to ${max} (got ${got})`;
+  };
+  return z.int({ error }).min(min, { error }).max(max, { error });
+}
+
 const address = () => text(addressFault, () => 'must be an IPv4 address such as 10.0.0.1');
-const integer = (min: number, max: number) => z.int().min(min).max(max);
 const port = () => integer(1, 65535);
 
 const timeouts = z.strictObject({
@@ -82,7 +92,9 @@ const timeouts = z.strictObject({
 });
 
 const healthTiming = {
-  interval: duration(1, MAX_INTERVAL_MS).default('2s').describe('From the start of one probe to the start of the next.'),
+  interval: duration(1, MAX_INTERVAL_MS)
+    .default('2s')
+    .describe('From the start of one probe to the start of the next.'),
   timeout: duration(1, MAX_INTERVAL_MS).default('1s').describe('A probe without an answer after this long has failed.'),
   rise: integer(1, 1000).default(2).describe('Successes in a row that make a backend up.'),
   fall: integer(1, 1000).default(3).describe('Failures in a row that make a backend down.'),
@@ -111,25 +123,36 @@ const backend = z.strictObject({
   weight: integer(0, 65535).default(1).describe('Its share of new flows, relative to the others; 0: no new flows.'),
   node: address()
     .optional()
-    .describe('Where the tunnel to this backend ends: its host, which runs weir with `role: node`. Mode dsr only; the backend’s address when absent.'),
+    .describe(
+      'Where the tunnel to this backend ends: its host, which runs weir with `role: node`. Mode dsr only; the backend’s address when absent.',
+    ),
 });
 
 const service = z.strictObject({
   name: text(nameFault).describe('Unique; how commands, logs and metrics call the service.'),
   address: address().describe('The virtual IP (VIP). Several services may share one.'),
   port: port().describe('The port clients connect to.'),
-  protocol: z.enum(['tcp', 'udp']).default('tcp').describe('Address, port and protocol together are the service’s identity.'),
+  protocol: z
+    .enum(['tcp', 'udp'])
+    .default('tcp')
+    .describe('Address, port and protocol together are the service’s identity.'),
   algorithm: z
     .enum(['random', 'maglev'])
     .default('maglev')
-    .describe('`random`: drawn once per flow, in proportion to the weights. `maglev`: consistent hashing, the same choice on every gateway and after a restart.'),
+    .describe(
+      '`random`: drawn once per flow, in proportion to the weights. `maglev`: consistent hashing, the same choice on every gateway and after a restart.',
+    ),
   mode: z
     .enum(['dnat', 'snat', 'dsr'])
     .default('dnat')
-    .describe('`dnat`: backends see the client’s address and answer through weir. `snat`: backends see an address of `snat.addresses`. `dsr`: packets are tunnelled to the backend’s node, which answers the client directly.'),
+    .describe(
+      '`dnat`: backends see the client’s address and answer through weir. `snat`: backends see an address of `snat.addresses`. `dsr`: packets are tunnelled to the backend’s node, which answers the client directly.',
+    ),
   affinity: z
     .strictObject({
-      clientIp: duration().describe('All flows of one client address go to one backend until none started for this long.'),
+      clientIp: duration().describe(
+        'All flows of one client address go to one backend until none started for this long.',
+      ),
     })
     .optional()
     .describe('Client affinity; none when absent.'),
@@ -165,7 +188,9 @@ export const configSchema = z.strictObject({
   device: z
     .strictObject({
       name: text(deviceNameFault).default('weir0').describe('Name of the TUN device.'),
-      mtu: integer(576, 65535).default(1500).describe('Its MTU, in bytes: that of the network towards clients and backends.'),
+      mtu: integer(576, 65535)
+        .default(1500)
+        .describe('Its MTU, in bytes: that of the network towards clients and backends.'),
       engine: z
         .enum(['auto', 'io_uring', 'readwrite'])
         .default('auto')
@@ -186,11 +211,14 @@ export const configSchema = z.strictObject({
         .describe('A packet from a backend that belongs to no connection: passed on unchanged, or dropped.'),
       table: integer(1, 0xffffffff)
         .refine((table) => table < 253 || table > 255, 'must not be 253, 254 or 255, the kernel’s own tables')
-        .default(10096).describe('Number of the routing table of the return path.'),
+        .default(10096)
+        .describe('Number of the routing table of the return path.'),
       returnPath: z
         .enum(['auto', 'interface'])
         .default('auto')
-        .describe('Policy rules that lead replies to weir: one per endpoint for up to 64 of them (`auto`), or one per backend-side interface.'),
+        .describe(
+          'Policy rules that lead replies to weir: one per endpoint for up to 64 of them (`auto`), or one per backend-side interface.',
+        ),
     })
     .prefault({})
     .describe('What weir sets up in the kernel.'),
@@ -221,7 +249,9 @@ export const configSchema = z.strictObject({
         .describe('Removal of expired entries.'),
       recovery: duration(0)
         .default('60s')
-        .describe('After a start without a table: how long replies of maglev services are recognised by the hash; `0s`: never.'),
+        .describe(
+          'After a start without a table: how long replies of maglev services are recognised by the hash; `0s`: never.',
+        ),
       stateFile: text(absolutePathFault)
         .optional()
         .describe('The table lives in this file and survives a restart or crash; meant for a tmpfs such as /run.'),
@@ -230,17 +260,27 @@ export const configSchema = z.strictObject({
     .describe('Connection tracking.'),
   snat: z
     .strictObject({
-      addresses: z.array(address()).default([]).describe('Source addresses of flows to backends of services in mode snat.'),
-      ports: text(portRangeFault, () => 'must be a range of ports such as 32768-65535').default('32768-65535').describe('Source ports of the pool, both ends included.'),
+      addresses: z
+        .array(address())
+        .default([])
+        .describe('Source addresses of flows to backends of services in mode snat.'),
+      ports: text(portRangeFault, () => 'must be a range of ports such as 32768-65535')
+        .default('32768-65535')
+        .describe('Source ports of the pool, both ends included.'),
     })
     .prefault({})
     .describe('The pool of mode snat.'),
   tunnel: z
     .strictObject({
-      address: address().optional().describe('This host’s end of the tunnel. Required for mode dsr and for `role: node`.'),
+      address: address()
+        .optional()
+        .describe('This host’s end of the tunnel. Required for mode dsr and for `role: node`.'),
       port: port().default(6081).describe('UDP port of Geneve.'),
       vni: integer(0, 0xffffff).default(2).describe('Geneve network identifier.'),
-      inner: z.enum(['ethernet', 'ip']).default('ethernet').describe('What the tunnel carries: Ethernet frames (62 bytes of overhead), or IP packets (48).'),
+      inner: z
+        .enum(['ethernet', 'ip'])
+        .default('ethernet')
+        .describe('What the tunnel carries: Ethernet frames (62 bytes of overhead), or IP packets (48).'),
       option: z
         .enum(['always', 'syn'])
         .default('always')

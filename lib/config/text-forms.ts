@@ -20,7 +20,8 @@ const UNUSABLE: Readonly<Record<string, string>> = {
 /** Of an address that packets are sent to or from. */
 export function addressFault(text: string): string | null {
   if (isIPv6(text)) return 'is an IPv6 address; weir balances IPv4 only, IPv6 is not supported yet';
-  if (!isIPv4(text)) return `must be an IPv4 address such as 10.0.0.1, four plain decimal numbers (got "${clip(text)}")`;
+  if (!isIPv4(text))
+    return `must be an IPv4 address such as 10.0.0.1, four plain decimal numbers (got "${clip(text)}")`;
   const kind = UNUSABLE[ipaddr.IPv4.parse(text).range()];
   if (kind !== undefined) return `is ${kind}, which nothing can be forwarded to`;
   const first = parseIpv4(text) >>> 24;

@@ -1,4 +1,14 @@
-import { type Document, isAlias, isMap, isScalar, isSeq, LineCounter, type Node, type ParsedNode, parseAllDocuments } from 'yaml';
+import {
+  type Document,
+  isAlias,
+  isMap,
+  isScalar,
+  isSeq,
+  LineCounter,
+  type Node,
+  type ParsedNode,
+  parseAllDocuments,
+} from 'yaml';
 import type { Fault } from './faults.js';
 
 /**
@@ -14,6 +24,7 @@ export interface Position {
 
 /** Deeper than any configuration; a file beyond is a mistake or an attack. */
 const MAX_DEPTH = 32;
+const TOO_DEEP = 'is nested too deeply';
 /** Values that aliases may stand for in all: a bomb of nested aliases stops here. */
 const MAX_ALIASED = 1_000_000;
 
@@ -30,11 +41,15 @@ export class YamlSource {
 
   constructor(text: string) {
     const { documents, crash } = parse(text, this.#lines);
-    const syntaxErrors = documents.flatMap(({ errors }) =>
-      errors.map(({ pos, message }) => ({ ...this.#position(pos[0]), message: rewordSyntax(message) })),
-    );
+    const found = documents.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
+    // One mistake often makes the parser complain again at the same place.
+    const first = found.filter(({ pos }, i) => i === 0 || pos[0] !== found[i - 1]!.pos[0]);
+    const syntaxErrors = first.map(({ pos, message }) => ({
+      ...this.#position(pos[0]),
+      message: rewordSyntax(message),
+    }));
     const second = documents[1];
-    if (crash !== null) syntaxErrors.push({ line: 1, column: 1, message: crash });
+    if (crash) syntaxErrors.push({ line: 1, column: 1, message: TOO_DEEP });
     else if (second !== undefined) {
       const at = this.#position(startOfDocument(text, second));
       syntaxErrors.push({ ...at, message: 'starts a second document; a configuration is one YAML document' });
@@ -51,23 +66,20 @@ export class YamlSource {
     this.faults = reader.faults;
   }
 
-  /**
-   * Where the value at `path` stands, its key when `atKey`, or the nearest parent that exists. A second key of the same name is
-   * found with `atKey` only: it is the one that is reported.
-   */
-  locate(path: readonly PropertyKey[], atKey = false): Position {
+  /** Where the value at `path` stands, or its key, or the nearest parent that exists; or where the offset `at` is. */
+  locate(path: readonly PropertyKey[], at?: Fault['at']): Position {
+    if (typeof at === 'number') return this.#position(at);
     let node = this.#root;
     let offset = startOf(node) ?? 0;
     for (let depth = 0; depth < path.length; depth++) {
       const parent = node !== null && isAlias(node) ? (this.#targets.get(node) ?? null) : node;
       const isLast = depth === path.length - 1;
       if (isMap(parent)) {
-        const pairs = parent.items.filter(({ key }) => keyText(key) === String(path[depth]));
-        const pair = atKey && isLast ? pairs.at(-1) : pairs[0];
+        const pair = parent.items.find(({ key }) => keyText(key) === String(path[depth]));
         if (pair === undefined) break;
         node = (pair.value as Node | null) ?? null;
         const keyStart = startOf(pair.key as Node | null);
-        offset = (atKey && isLast ? keyStart : (startOf(node) ?? keyStart)) ?? offset;
+        offset = (at === 'key' && isLast ? keyStart : (startOf(node) ?? keyStart)) ?? offset;
       } else if (isSeq(parent)) {
         const item = parent.items[path[depth] as number] as Node | null | undefined;
         if (item === undefined) break;
@@ -100,8 +112,9 @@ class Reader {
 
   read(node: Node | null, path: readonly PropertyKey[], depth: number): unknown {
     if (node === null || this.#stopped) return null;
-    if (depth > MAX_DEPTH) return this.#stop(path, 'is nested too deeply');
-    if (this.#aliasDepth > 0 && ++this.#aliased > MAX_ALIASED) return this.#stop(path, 'expands to too much: an alias of aliases');
+    if (depth > MAX_DEPTH) return this.#stop(path, TOO_DEEP);
+    if (this.#aliasDepth > 0 && ++this.#aliased > MAX_ALIASED)
+      return this.#stop(path, 'expands to too much: an alias of aliases');
     if (isAlias(node)) return this.#readAlias(node, node.source, path, depth);
     const { anchor } = node as { anchor?: string };
     if (anchor !== undefined && this.#aliasDepth === 0) this.#anchors.set(anchor, node);
@@ -123,7 +136,11 @@ class Reader {
     return value;
   }
 
-  #readMap(node: { items: readonly { key: unknown; value: unknown }[] }, path: readonly PropertyKey[], depth: number): unknown {
+  #readMap(
+    node: { items: readonly { key: unknown; value: unknown }[] },
+    path: readonly PropertyKey[],
+    depth: number,
+  ): unknown {
     const value: Record<string, unknown> = {};
     for (const pair of node.items) {
       const key = keyText(pair.key);
@@ -133,7 +150,8 @@ class Reader {
       }
       const keyPath = [...path, key];
       if (Object.hasOwn(value, key)) {
-        this.faults.push({ path: keyPath, message: 'stands here a second time; a key may be given once', atKey: true });
+        const at = startOf(pair.key as Node)!;
+        this.faults.push({ path: keyPath, message: 'is given again; a key may be given once', at });
         continue;
       }
       const item = this.read(pair.value as Node | null, keyPath, depth + 1);
@@ -149,7 +167,7 @@ class Reader {
   }
 
   #fault(path: readonly PropertyKey[], message: string): undefined {
-    this.faults.push({ path, message, atKey: false });
+    this.faults.push({ path, message });
     return undefined;
   }
 
@@ -160,17 +178,19 @@ class Reader {
 }
 
 /** The parser recurses: brackets nested by the thousand end in a RangeError, which is the file's fault. */
-function parse(text: string, lineCounter: LineCounter): { documents: Document.Parsed<ParsedNode>[]; crash: string | null } {
+function parse(text: string, lineCounter: LineCounter): { documents: Document.Parsed<ParsedNode>[]; crash: boolean } {
   try {
     const options = { lineCounter, uniqueKeys: false, prettyErrors: false, logLevel: 'error' } as const;
-    return { documents: [...parseAllDocuments(text, options)], crash: null };
+    return { documents: [...parseAllDocuments(text, options)], crash: false };
   } catch (error) {
-    if (error instanceof RangeError) return { documents: [], crash: 'the file is nested too deeply' };
+    if (error instanceof RangeError) return { documents: [], crash: true };
     throw error;
   }
 }
 
 function rewordSyntax(message: string): string {
+  // The parser turns a RangeError of its own into one of the document's.
+  if (message.startsWith('Maximum call stack')) return TOO_DEEP;
   return `YAML: ${message.charAt(0).toLowerCase()}${message.slice(1)}`;
 }
 

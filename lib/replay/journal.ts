@@ -23,6 +23,7 @@ export class Journal {
   #text = '';
   #out = '';
   #n = 0;
+  #emitted = 0;
 
   constructor(write: (bytes: Uint8Array) => void) {
     this.#write = write;
@@ -33,9 +34,15 @@ export class Journal {
     return this.#n;
   }
 
+  /** Packets sent so far. */
+  get emittedCount(): number {
+    return this.#emitted;
+  }
+
   /** Notes a packet that was sent: it goes into the next line. */
   emitted(bytes: Uint8Array, offset: number, length: number): void {
     const hex = Buffer.from(bytes.buffer, bytes.byteOffset + offset, length).toString('hex');
+    this.#emitted++;
     this.#out += this.#out === '' ? `"${hex}"` : `,"${hex}"`;
   }
 

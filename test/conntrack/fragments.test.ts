@@ -17,7 +17,12 @@ const VIP = '10.96.0.10';
 const LIMIT = REASON['fragment-limit'];
 
 type Key = readonly [source: number, destination: number, protocol: number, id: number];
-const keyOf = (src: string, id: number, protocol = 17, dst = VIP): Key => [parseIpv4(src) | 0, parseIpv4(dst) | 0, protocol, id];
+const keyOf = (src: string, id: number, protocol = 17, dst = VIP): Key => [
+  parseIpv4(src) | 0,
+  parseIpv4(dst) | 0,
+  protocol,
+  id,
+];
 
 /** A later fragment in a slot, with headroom. */
 function held(tracker: FragmentTracker<string>, piece: Uint8Array, nowMs: number): number {
@@ -38,7 +43,12 @@ t.test('a decision holds for 30 s from the first fragment, and for its own key o
   const key = keyOf('10.1.0.2', 7);
   t.equal(tracker.lookup(...key, 0), undefined);
   tracker.remember(...key, 'b1', 1000);
-  for (const other of [keyOf('10.1.0.3', 7), keyOf('10.1.0.2', 8), keyOf('10.1.0.2', 7, 6), keyOf('10.1.0.2', 7, 17, '10.96.0.11')]) {
+  for (const other of [
+    keyOf('10.1.0.3', 7),
+    keyOf('10.1.0.2', 8),
+    keyOf('10.1.0.2', 7, 6),
+    keyOf('10.1.0.2', 7, 17, '10.96.0.11'),
+  ]) {
     t.equal(tracker.lookup(...other, 1000), undefined);
   }
   t.equal(tracker.lookup(...key, 1000), 'b1');
@@ -47,11 +57,18 @@ t.test('a decision holds for 30 s from the first fragment, and for its own key o
 
   tracker.remember(...key, 'b1', 50_000);
   tracker.remember(...key, 'b2', 60_000);
-  t.equal(tracker.lookup(...key, 50_000 + FRAGMENT_LIFETIME_MS), 'b2', 'the identification is used again: the newer first leads');
+  t.equal(
+    tracker.lookup(...key, 50_000 + FRAGMENT_LIFETIME_MS),
+    'b2',
+    'the identification is used again: the newer first leads',
+  );
 });
 
 t.test('keys are exact: no two tuples share one', async () => {
-  const word = fc.oneof(fc.integer({ min: -0x80000000, max: 0x7fffffff }), fc.constantFrom(0, -1, 0xd800 << 16, 0xdc00));
+  const word = fc.oneof(
+    fc.integer({ min: -0x80000000, max: 0x7fffffff }),
+    fc.constantFrom(0, -1, 0xd800 << 16, 0xdc00),
+  );
   const key = fc.tuple(word, word, fc.nat(255), fc.nat(65535));
   fc.assert(
     fc.property(fc.uniqueArray(key, { selector: String, maxLength: 50 }), (keys) => {
@@ -134,7 +151,13 @@ t.test('any order of everything agrees with a naive model', async (t) => {
   const step = fc.oneof(
     { weight: 6, arbitrary: fc.record({ kind: fc.constant('later' as const), client: fc.nat(3), id: fc.nat(2) }) },
     { weight: 3, arbitrary: fc.record({ kind: fc.constant('first' as const), client: fc.nat(3), id: fc.nat(2) }) },
-    { weight: 2, arbitrary: fc.record({ kind: fc.constant('wait' as const), ms: fc.constantFrom(1, 300, 999, 1000, 29_000, 30_000) }) },
+    {
+      weight: 2,
+      arbitrary: fc.record({
+        kind: fc.constant('wait' as const),
+        ms: fc.constantFrom(1, 300, 999, 1000, 29_000, 30_000),
+      }),
+    },
   );
   fc.assert(
     fc.property(fc.array(step, { maxLength: 120 }), (steps) => {

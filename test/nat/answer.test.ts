@@ -38,17 +38,41 @@ function answered(t: Test, slot: Slot): Uint8Array {
 t.test('RST (RFC 9293 3.10.7.1)', async (t) => {
   const rows: [what: string, packet: Uint8Array | MemoryPacket, answer: Partial<make.TcpFields>][] = [
     ['SYN: ack = seq + 1', make.tcp({ ...FROM, flags: 'S', seq: 1000 }), { flags: 'RA', ack: 1001 }],
-    ['the SYN’s options are no data', make.tcp({ ...FROM, flags: 'S', seq: 1000, options: { mss: 1460, scale: 7 } }), { flags: 'RA', ack: 1001 }],
-    ['SYN with data (fast open)', make.tcp({ ...FROM, flags: 'S', seq: 1000, payload: 10 }), { flags: 'RA', ack: 1011 }],
-    ['SYN at the end of the sequence space', make.tcp({ ...FROM, flags: 'S', seq: 0xffffffff }), { flags: 'RA', ack: 0 }],
+    [
+      'the SYN’s options are no data',
+      make.tcp({ ...FROM, flags: 'S', seq: 1000, options: { mss: 1460, scale: 7 } }),
+      { flags: 'RA', ack: 1001 },
+    ],
+    [
+      'SYN with data (fast open)',
+      make.tcp({ ...FROM, flags: 'S', seq: 1000, payload: 10 }),
+      { flags: 'RA', ack: 1011 },
+    ],
+    [
+      'SYN at the end of the sequence space',
+      make.tcp({ ...FROM, flags: 'S', seq: 0xffffffff }),
+      { flags: 'RA', ack: 0 },
+    ],
     ['SYN with ECN bits', make.tcp({ ...FROM, flags: 'SEW', seq: 5 }), { flags: 'RA', ack: 6 }],
     ['FIN without ACK counts', make.tcp({ ...FROM, flags: 'F', seq: 7, payload: 2 }), { flags: 'RA', ack: 10 }],
     ['no flags at all', make.tcp({ ...FROM, flags: '', seq: 7 }), { flags: 'RA', ack: 7 }],
-    ['ACK: seq = its ack, nothing acknowledged', make.tcp({ ...FROM, flags: 'A', seq: 7, ack: 99, payload: 50 }), { flags: 'R', seq: 99 }],
+    [
+      'ACK: seq = its ack, nothing acknowledged',
+      make.tcp({ ...FROM, flags: 'A', seq: 7, ack: 99, payload: 50 }),
+      { flags: 'R', seq: 99 },
+    ],
     ['SYN-ACK', make.tcp({ ...FROM, flags: 'SA', seq: 7, ack: 0xfffffff0 }), { flags: 'R', seq: 0xfffffff0 }],
-    ['IP options are not answered', make.tcp({ ...FROM, flags: 'A', ack: 3, ipOptions: new Uint8Array(8).fill(1) }), { flags: 'R', seq: 3 }],
+    [
+      'IP options are not answered',
+      make.tcp({ ...FROM, flags: 'A', ack: 3, ipOptions: new Uint8Array(8).fill(1) }),
+      { flags: 'R', seq: 3 },
+    ],
     ['partial checksum', make.partial(make.tcp({ ...FROM, flags: 'S', seq: 1 })), { flags: 'RA', ack: 2 }],
-    ['super-packet', make.partial(make.tcp({ ...FROM, flags: '', seq: 1, payload: 30_000 }), 1448), { flags: 'RA', ack: 30_001 }],
+    [
+      'super-packet',
+      make.partial(make.tcp({ ...FROM, flags: '', seq: 1, payload: 30_000 }), 1448),
+      { flags: 'RA', ack: 30_001 },
+    ],
   ];
   for (const [what, packet, answer] of rows) {
     await t.test(what, async (t) => {
@@ -72,7 +96,16 @@ t.test('an RST out of nothing', async (t) => {
 
 /** The error that is due, by the independent builder. */
 function unreachable(quoted: Uint8Array, code: number, mtu = 0): Uint8Array {
-  return make.icmpError({ src: VIP, dst: CLIENT, tos: 0xc0, type: 3, code, mtu, quoted, quoteBytes: Math.min(548, quoted.length) });
+  return make.icmpError({
+    src: VIP,
+    dst: CLIENT,
+    tos: 0xc0,
+    type: 3,
+    code,
+    mtu,
+    quoted,
+    quoteBytes: Math.min(548, quoted.length),
+  });
 }
 
 t.test('ICMP unreachable quotes the packet as the client sent it', async (t) => {
@@ -84,13 +117,33 @@ t.test('ICMP unreachable quotes the packet as the client sent it', async (t) => 
     ['short', make.udp({ ...FROM, payload: 3 }), make.udp({ ...FROM, payload: 3 })],
     ['just 576 in all', make.udp({ ...FROM, payload: 520 }), make.udp({ ...FROM, payload: 520 })],
     ['no more than 576 in all', long, long],
-    ['IP options', make.udp({ ...FROM, ipOptions: make.pattern(12), payload: 2 }), make.udp({ ...FROM, ipOptions: make.pattern(12), payload: 2 })],
-    ['UDP without a checksum', make.udp({ ...FROM, payload: 3, checksum: 0 }), make.udp({ ...FROM, payload: 3, checksum: 0 })],
-    ['a wrong checksum is quoted as it is', make.udp({ ...FROM, payload: 3, checksum: 1 }), make.udp({ ...FROM, payload: 3, checksum: 1 })],
+    [
+      'IP options',
+      make.udp({ ...FROM, ipOptions: make.pattern(12), payload: 2 }),
+      make.udp({ ...FROM, ipOptions: make.pattern(12), payload: 2 }),
+    ],
+    [
+      'UDP without a checksum',
+      make.udp({ ...FROM, payload: 3, checksum: 0 }),
+      make.udp({ ...FROM, payload: 3, checksum: 0 }),
+    ],
+    [
+      'a wrong checksum is quoted as it is',
+      make.udp({ ...FROM, payload: 3, checksum: 1 }),
+      make.udp({ ...FROM, payload: 3, checksum: 1 }),
+    ],
     ['another protocol', make.ip(ENDS, 132, make.pattern(40)), make.ip(ENDS, 132, make.pattern(40))],
-    ['first fragment', make.fragmentOf(make.udp({ ...FROM, id: 5, payload: 4000 }), 0, 1480), make.fragmentOf(make.udp({ ...FROM, id: 5, payload: 4000 }), 0, 1480)],
+    [
+      'first fragment',
+      make.fragmentOf(make.udp({ ...FROM, id: 5, payload: 4000 }), 0, 1480),
+      make.fragmentOf(make.udp({ ...FROM, id: 5, payload: 4000 }), 0, 1480),
+    ],
     ['partial UDP checksum', make.partial(make.udp({ ...FROM, payload: 333 })), make.udp({ ...FROM, payload: 333 })],
-    ['partial TCP checksum', make.partial(make.tcp({ ...segment, payload: 1000 })), make.tcp({ ...segment, payload: 1000 })],
+    [
+      'partial TCP checksum',
+      make.partial(make.tcp({ ...segment, payload: 1000 })),
+      make.tcp({ ...segment, payload: 1000 }),
+    ],
     [
       'TCP super-packet: the first segment',
       make.partial(make.tcp({ ...segment, flags: 'PAFE', payload: data }), 1448),
@@ -101,7 +154,11 @@ t.test('ICMP unreachable quotes the packet as the client sent it', async (t) => 
       make.partial(make.tcp({ ...segment, flags: 'PA', payload: data }), 100),
       make.tcp({ ...segment, flags: 'A', payload: data.subarray(0, 100) }),
     ],
-    ['a super-packet of one segment', make.partial(make.tcp({ ...segment, flags: 'PA', payload: 90 }), 100), make.tcp({ ...segment, flags: 'PA', payload: 90 })],
+    [
+      'a super-packet of one segment',
+      make.partial(make.tcp({ ...segment, flags: 'PA', payload: 90 }), 100),
+      make.tcp({ ...segment, flags: 'PA', payload: 90 }),
+    ],
     [
       'UDP super-packet: the first datagram',
       make.partial(make.udp({ ...FROM, payload: datagrams }), 300),
@@ -216,10 +273,20 @@ t.test('what is never answered (RFC 1122 3.2.2)', async (t) => {
     const expected = type === 8;
     if (may(make.icmp({ ...ENDS, type, payload: 28 })) !== expected) t.fail(`ICMP type ${type}`);
   }
-  for (const src of ['0.0.0.0', '0.1.2.3', '127.0.0.1', '224.0.0.5', '239.1.1.1', '240.0.0.1', '255.255.255.255', VIP]) {
+  for (const src of [
+    '0.0.0.0',
+    '0.1.2.3',
+    '127.0.0.1',
+    '224.0.0.5',
+    '239.1.1.1',
+    '240.0.0.1',
+    '255.255.255.255',
+    VIP,
+  ]) {
     t.notOk(may(make.udp({ ...FROM, src })), `from ${src}`);
   }
-  for (const dst of ['224.0.0.1', '239.255.255.255', '255.255.255.255']) t.notOk(may(make.udp({ ...FROM, dst })), `to ${dst}`);
+  for (const dst of ['224.0.0.1', '239.255.255.255', '255.255.255.255'])
+    t.notOk(may(make.udp({ ...FROM, dst })), `to ${dst}`);
   const pieces = make.fragment(make.udp({ ...FROM, id: 3, payload: 3000 }), 1480);
   t.same(pieces.map(may), [true, false, false], 'only the first fragment');
 });
@@ -234,15 +301,25 @@ t.test('rate limits', async (t) => {
 
   await t.test('60 in half a second from one source: exactly 50', async (t) => {
     const limiter = new AnswerLimiter();
-    t.equal(burst(limiter, source(1), 60, (i) => 700 + (i * 500) / 60), REPLIES_PER_SOURCE_PER_SECOND);
+    t.equal(
+      burst(limiter, source(1), 60, (i) => 700 + (i * 500) / 60),
+      REPLIES_PER_SOURCE_PER_SECOND,
+    );
     t.notOk(limiter.allow(source(1), 1699.9), 'the window lasts a second from its first answer');
-    t.equal(burst(limiter, source(1), 60, () => 1700), REPLIES_PER_SOURCE_PER_SECOND, 'then another begins');
+    t.equal(
+      burst(limiter, source(1), 60, () => 1700),
+      REPLIES_PER_SOURCE_PER_SECOND,
+      'then another begins',
+    );
     t.ok(limiter.allow(source(2), 1700), 'others are not affected');
   });
 
   await t.test('1000 in all; a refused source takes nothing from the others', async (t) => {
     const limiter = new AnswerLimiter();
-    t.equal(burst(limiter, source(0), 5000, () => 0), 50);
+    t.equal(
+      burst(limiter, source(0), 5000, () => 0),
+      50,
+    );
     let allowed = 0;
     for (let n = 1; n <= 2000; n++) if (limiter.allow(source(n), 1)) allowed++;
     t.equal(allowed, REPLIES_PER_SECOND - 50);
@@ -252,21 +329,36 @@ t.test('rate limits', async (t) => {
 
   await t.test('a flood of forged sources resets nobody’s count', async (t) => {
     const limiter = new AnswerLimiter();
-    t.equal(burst(limiter, source(0), 60, () => 0), 50);
+    t.equal(
+      burst(limiter, source(0), 60, () => 0),
+      50,
+    );
     for (let n = 1; n <= 100_000; n++) limiter.allow(source(n), 1);
     t.notOk(limiter.allow(source(0), 999));
     // The next window of the total begins at 1000; a source whose window began at 900 is still bound by it.
     const late = new AnswerLimiter();
     late.allow(source(1), 0);
-    t.equal(burst(late, source(0), 60, () => 900), 50);
+    t.equal(
+      burst(late, source(0), 60, () => 900),
+      50,
+    );
     for (let n = 1; n <= 100_000; n++) late.allow(source(n), 1000);
     t.notOk(late.allow(source(0), 1899));
   });
 
   await t.test('a clock past 2^31 ms', async (t) => {
     const limiter = new AnswerLimiter();
-    t.equal(burst(limiter, source(0), 60, () => 5e12), 50);
-    t.equal(burst(limiter, source(0), 60, () => 5e12 + 999.5), 0);
-    t.equal(burst(limiter, source(0), 60, () => 5e12 + 1000), 50);
+    t.equal(
+      burst(limiter, source(0), 60, () => 5e12),
+      50,
+    );
+    t.equal(
+      burst(limiter, source(0), 60, () => 5e12 + 999.5),
+      0,
+    );
+    t.equal(
+      burst(limiter, source(0), 60, () => 5e12 + 1000),
+      50,
+    );
   });
 });

@@ -29,7 +29,16 @@ function translate({ memory, at }: Slot, source: string, destination: string, fr
   const word = (text: string) => parseIpv4(text) | 0;
   const ports = (from.port << 16) | to.port;
   translateError(
-    memory.view, memory.bytes, at, l4, quote, word(source), word(destination), word(from.address), word(to.address), ports,
+    memory.view,
+    memory.bytes,
+    at,
+    l4,
+    quote,
+    word(source),
+    word(destination),
+    word(from.address),
+    word(to.address),
+    ports,
   );
 }
 
@@ -38,7 +47,10 @@ const ends = (from: End, to: End) => ({ src: from.address, dst: to.address, spor
 
 /** Quoted packets: the same but for the two ends. */
 const QUOTED: [what: string, build: Build][] = [
-  ['TCP', (from, to) => make.tcp({ ...ends(from, to), seq: 12345, ack: 678, payload: 1400, options: { timestamps: [1, 2] } })],
+  [
+    'TCP',
+    (from, to) => make.tcp({ ...ends(from, to), seq: 12345, ack: 678, payload: 1400, options: { timestamps: [1, 2] } }),
+  ],
   ['TCP, short', (from, to) => make.tcp({ ...ends(from, to), flags: 'S', seq: 12345 })],
   ['UDP', (from, to) => make.udp({ ...ends(from, to), payload: 700 })],
   ['UDP without data', (from, to) => make.udp(ends(from, to))],
@@ -56,8 +68,22 @@ const ERRORS: [what: string, type: number, code: number, rest: number][] = [
   ['parameter problem', 12, 0, 0x14000000],
 ];
 
+/** An error as it arrives, and as it must leave. */
+interface Case {
+  readonly side: string;
+  readonly from: string;
+  readonly to: End;
+  readonly quoted: readonly [End, End];
+  readonly newFrom: string;
+  readonly newTo: End;
+  readonly newQuoted: readonly [End, End];
+}
+
 t.test('both sides, dnat and snat: the error its receiver would have got without weir between', async (t) => {
-  for (const [mode, returned] of [['dnat', CLIENT], ['snat', SNAT]] as const) {
+  for (const [mode, returned] of [
+    ['dnat', CLIENT],
+    ['snat', SNAT],
+  ] as const) {
     for (const [what, build] of QUOTED) {
       for (const [error, type, code, rest] of ERRORS) {
         const whole = build(returned, BACKEND).length;
@@ -65,24 +91,44 @@ t.test('both sides, dnat and snat: the error its receiver would have got without
           if (quoteBytes > whole || quoteBytes < make.headerLength(build(returned, BACKEND)) + 8) continue;
           const icmpError = (src: string, dst: string, quoted: Uint8Array) =>
             make.icmpError({ src, dst, tos: 0xc0, type, code, mtu: rest, quoted, quoteBytes });
-          const cases = [
+          const cases: Case[] = [
             {
-              side: 'backend side, a router', from: ROUTER, to: returned, quoted: [returned, BACKEND],
-              newFrom: ROUTER, newTo: CLIENT, newQuoted: [CLIENT, VIP],
+              side: 'backend side, a router',
+              from: ROUTER,
+              to: returned,
+              quoted: [returned, BACKEND],
+              newFrom: ROUTER,
+              newTo: CLIENT,
+              newQuoted: [CLIENT, VIP],
             },
             {
-              side: 'backend side, the backend', from: BACKEND.address, to: returned, quoted: [returned, BACKEND],
-              newFrom: VIP.address, newTo: CLIENT, newQuoted: [CLIENT, VIP],
+              side: 'backend side, the backend',
+              from: BACKEND.address,
+              to: returned,
+              quoted: [returned, BACKEND],
+              newFrom: VIP.address,
+              newTo: CLIENT,
+              newQuoted: [CLIENT, VIP],
             },
             {
-              side: 'client side, a router', from: ROUTER, to: VIP, quoted: [VIP, CLIENT],
-              newFrom: ROUTER, newTo: BACKEND, newQuoted: [BACKEND, returned],
+              side: 'client side, a router',
+              from: ROUTER,
+              to: VIP,
+              quoted: [VIP, CLIENT],
+              newFrom: ROUTER,
+              newTo: BACKEND,
+              newQuoted: [BACKEND, returned],
             },
             {
-              side: 'client side, the client', from: CLIENT.address, to: VIP, quoted: [VIP, CLIENT],
-              newFrom: returned.address, newTo: BACKEND, newQuoted: [BACKEND, returned],
+              side: 'client side, the client',
+              from: CLIENT.address,
+              to: VIP,
+              quoted: [VIP, CLIENT],
+              newFrom: returned.address,
+              newTo: BACKEND,
+              newQuoted: [BACKEND, returned],
             },
-          ] as const;
+          ];
           for (const row of cases) {
             const slot = slotOf(icmpError(row.from, row.to.address, build(...row.quoted)));
             const name = `${mode}, ${row.side}: ${error} quoting ${quoteBytes} bytes of ${what}`;
@@ -102,7 +148,9 @@ t.test('both sides, dnat and snat: the error its receiver would have got without
 
 t.test('what the quote says', async (t) => {
   const quoted = make.tcp({ ...ends(VIP, CLIENT), seq: 9, ipOptions: make.pattern(8), payload: 30 });
-  const slot = slotOf(make.icmpError({ src: ROUTER, dst: VIP.address, type: 3, code: 4, mtu: 1400, quoted, ipOptions: make.pattern(4) }));
+  const slot = slotOf(
+    make.icmpError({ src: ROUTER, dst: VIP.address, type: 3, code: 4, mtu: 1400, quoted, ipOptions: make.pattern(4) }),
+  );
   t.equal(parse(slot), 'none');
   t.equal(quote.at, slot.at + 24 + 8);
   t.equal(quote.l4, quote.at + 28);
@@ -116,8 +164,10 @@ t.test('what the quote says', async (t) => {
 
 t.test('echo messages in the quote: addresses change, the identifier does not', async (t) => {
   for (const type of [0, 8]) {
-    const build: Build = (from, to) => make.icmp({ src: from.address, dst: to.address, type, rest: 0x12340001, payload: 20 });
-    const error = (src: string, dst: string, quoted: Uint8Array) => make.icmpError({ src, dst, type: 11, code: 0, quoted });
+    const build: Build = (from, to) =>
+      make.icmp({ src: from.address, dst: to.address, type, rest: 0x12340001, payload: 20 });
+    const error = (src: string, dst: string, quoted: Uint8Array) =>
+      make.icmpError({ src, dst, type: 11, code: 0, quoted });
     const slot = slotOf(error(ROUTER, VIP.address, build(VIP, CLIENT)));
     t.equal(parse(slot), 'none');
     t.equal(quote.protocol, 1);
@@ -136,7 +186,11 @@ t.test('dropped by reason', async (t) => {
     ['28 bytes', error(sent, { quoteBytes: 28 }), 'none'],
     ['27 bytes', error(sent, { quoteBytes: 27 }), 'icmp-malformed'],
     ['nothing', error(sent, { quoteBytes: 0 }), 'icmp-malformed'],
-    ['8 bytes of L4 short of the options', error(make.udp({ ...ends(VIP, CLIENT), ipOptions: make.pattern(8) }), { quoteBytes: 35 }), 'icmp-malformed'],
+    [
+      '8 bytes of L4 short of the options',
+      error(make.udp({ ...ends(VIP, CLIENT), ipOptions: make.pattern(8) }), { quoteBytes: 35 }),
+      'icmp-malformed',
+    ],
     ['version 6', bent(0, 0x65), 'icmp-malformed'],
     ['header length 16', bent(0, 0x44), 'icmp-malformed'],
     ['header longer than the quote', bent(0, 0x4f), 'icmp-malformed'],
@@ -144,9 +198,17 @@ t.test('dropped by reason', async (t) => {
     ['total length of 7 bytes of L4', bent(3, 27), 'icmp-malformed'],
     ['wrong ICMP checksum', error(sent).map((byte, i) => (i === 50 ? byte ^ 1 : byte)), 'icmp-malformed'],
     ['another protocol', bent(9, 132), 'icmp-unknown-flow'],
-    ['an ICMP error about an ICMP error', error(make.icmpError({ src: VIP.address, dst: CLIENT.address, type: 3, code: 1, quoted: sent })), 'icmp-unknown-flow'],
+    [
+      'an ICMP error about an ICMP error',
+      error(make.icmpError({ src: VIP.address, dst: CLIENT.address, type: 3, code: 1, quoted: sent })),
+      'icmp-unknown-flow',
+    ],
     ['an echo', error(make.echoReply({ src: VIP.address, dst: CLIENT.address, id: 1 })), 'none'],
-    ['fragment other than the first', error(make.fragmentOf(make.udp({ ...ends(VIP, CLIENT), id: 1, payload: 99 }), 8, 40)), 'icmp-unknown-flow'],
+    [
+      'fragment other than the first',
+      error(make.fragmentOf(make.udp({ ...ends(VIP, CLIENT), id: 1, payload: 99 }), 8, 40)),
+      'icmp-unknown-flow',
+    ],
     ['not addressed to the sender of what it quotes', error(sent, { dst: '10.96.0.11' }), 'icmp-unknown-flow'],
     ['a quoted TTL of 0 and a stale header checksum are the path’s doing', bent(8, 0), 'none'],
   ];
@@ -164,7 +226,8 @@ t.test('checksums within the quote are adjusted, not repaired', async (t) => {
     packet[37] = packet[37]! ^ 0x10; // a wrong TCP checksum
     return packet;
   };
-  const error = (src: string, dst: string, quoted: Uint8Array) => make.icmpError({ src, dst, type: 11, code: 0, quoted });
+  const error = (src: string, dst: string, quoted: Uint8Array) =>
+    make.icmpError({ src, dst, type: 11, code: 0, quoted });
   const slot = slotOf(error(ROUTER, VIP.address, build(VIP, CLIENT)));
   t.equal(parse(slot), 'none');
   translate(slot, ROUTER, BACKEND.address, BACKEND, CLIENT);
@@ -216,13 +279,27 @@ t.test('translating there and back gives the error back, whatever it is', async 
   });
   fc.assert(
     fc.property(
-      end, end, end, end, fc.nat(QUOTED.length - 1), fc.integer({ min: 68, max: 548 }), fc.constantFrom(3, 4, 5, 11, 12),
+      end,
+      end,
+      end,
+      end,
+      fc.nat(QUOTED.length - 1),
+      fc.integer({ min: 68, max: 548 }),
+      fc.constantFrom(3, 4, 5, 11, 12),
       (a, b, c, d, which, quoteBytes, type) => {
-        const error = make.icmpError({ src: ROUTER, dst: a.address, type, code: 0, quoted: QUOTED[which]![1](a, b), quoteBytes });
+        const error = make.icmpError({
+          src: ROUTER,
+          dst: a.address,
+          type,
+          code: 0,
+          quoted: QUOTED[which]![1](a, b),
+          quoteBytes,
+        });
         const slot = slotOf(error);
         if (parse(slot) !== 'none') return false;
         translate(slot, ROUTER, c.address, c, d);
-        if (make.verifyChecksums(packetIn(slot)).some((problem) => !problem.startsWith('quoted: UDP length'))) return false;
+        if (make.verifyChecksums(packetIn(slot)).some((problem) => !problem.startsWith('quoted: UDP length')))
+          return false;
         if (parse(slot) !== 'none') return false;
         translate(slot, ROUTER, a.address, a, b);
         return Buffer.compare(packetIn(slot), error) === 0 && isIntactOutside(slot);

@@ -4,7 +4,11 @@ import { type AllocatedPort, allocatePort } from '../../lib/nat/ports.js';
 import { formatIpv4, parseIpv4 } from '../../lib/wire/address.js';
 
 t.test('the snat allocator', async (t) => {
-  const pool = { addresses: Int32Array.of(parseIpv4('10.96.255.1'), parseIpv4('10.96.255.2')), firstPort: 32768, lastPort: 65535 };
+  const pool = {
+    addresses: Int32Array.of(parseIpv4('10.96.255.1'), parseIpv4('10.96.255.2')),
+    firstPort: 32768,
+    lastPort: 65535,
+  };
   const into: AllocatedPort = { address: 0, port: 0 };
   const taken = new Set<string>();
   let probes = 0;
@@ -16,24 +20,57 @@ t.test('the snat allocator', async (t) => {
   };
   const allocate = (clientPort: number, hash: number, draw: () => number) => {
     probes = 0;
-    return allocatePort(pool, clientPort, hash, draw, probe, into) ? `${formatIpv4(into.address)}:${into.port}` : 'none';
+    return allocatePort(pool, clientPort, hash, draw, probe, into)
+      ? `${formatIpv4(into.address)}:${into.port}`
+      : 'none';
   };
 
-  t.equal(allocate(40000, 0, () => 0), '10.96.255.1:40000', 'the port of the client, if free');
-  t.equal(allocate(40000, 1, () => 0), '10.96.255.2:40000', 'the hash of the client picks the address');
-  t.equal(allocate(40000, -1, () => 0), '10.96.255.2:40000', 'a hash is unsigned, however it is stored');
-  t.equal(allocate(1234, 0, () => 0), '10.96.255.1:32768', 'a port outside the pool is never kept');
+  t.equal(
+    allocate(40000, 0, () => 0),
+    '10.96.255.1:40000',
+    'the port of the client, if free',
+  );
+  t.equal(
+    allocate(40000, 1, () => 0),
+    '10.96.255.2:40000',
+    'the hash of the client picks the address',
+  );
+  t.equal(
+    allocate(40000, -1, () => 0),
+    '10.96.255.2:40000',
+    'a hash is unsigned, however it is stored',
+  );
+  t.equal(
+    allocate(1234, 0, () => 0),
+    '10.96.255.1:32768',
+    'a port outside the pool is never kept',
+  );
   taken.add('10.96.255.1:40000');
-  t.equal(allocate(40000, 0, () => 0xffffffff), '10.96.255.1:65535', 'taken: a random try');
+  t.equal(
+    allocate(40000, 0, () => 0xffffffff),
+    '10.96.255.1:65535',
+    'taken: a random try',
+  );
   taken.add('10.96.255.1:65535');
-  t.equal(allocate(40000, 0, () => 0xffffffff), '10.96.255.1:32768', 'then upwards, around the end');
+  t.equal(
+    allocate(40000, 0, () => 0xffffffff),
+    '10.96.255.1:32768',
+    'then upwards, around the end',
+  );
   t.equal(probes, 3);
 
   for (let port = 32768; port < 32768 + 33; port++) taken.add(`10.96.255.1:${port}`);
-  t.equal(allocate(32768, 0, () => 0), '10.96.255.2:32768', 'after 1 + 1 + 32 tries the next address');
+  t.equal(
+    allocate(32768, 0, () => 0),
+    '10.96.255.2:32768',
+    'after 1 + 1 + 32 tries the next address',
+  );
   t.equal(probes, 1 + 33 + 1);
   for (let port = 32768; port < 65536; port++) for (const host of [1, 2]) taken.add(`10.96.255.${host}:${port}`);
-  t.equal(allocate(40000, 0, () => 0), 'none');
+  t.equal(
+    allocate(40000, 0, () => 0),
+    'none',
+  );
   t.equal(probes, 2 * 34, 'bounded, also when nothing is free');
 
   taken.clear();

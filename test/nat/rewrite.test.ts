@@ -31,20 +31,28 @@ function rewriteSlot(slot: ReturnType<typeof slotOf>, to: { src: string; dst: st
 
 t.test('a rewritten packet is, bit for bit, the one its sender would have sent from there', async (t) => {
   fc.assert(
-    fc.property(ends, ends, ipOptions, fc.nat(40), fc.boolean(), fc.boolean(), (from, to, options, payload, isTcp, offload) => {
-      const build = isTcp ? make.tcp : make.udp;
-      const whole = (fields: typeof from) => build({ ...fields, ipOptions: options, payload });
-      const packet = offload ? make.partial(whole(from), 8) : { bytes: whole(from), vnet: new Uint8Array(10) };
-      const expected = offload ? make.partial(whole(to), 8).bytes : whole(to);
-      const slot = slotOf(packet);
-      rewriteSlot(slot, to);
-      return (
-        Buffer.compare(packetIn(slot), expected) === 0 &&
-        Buffer.compare(vnetIn(slot), packet.vnet!) === 0 &&
-        make.verifyChecksums(packetIn(slot), vnetIn(slot)).length === 0 &&
-        isIntactOutside(slot)
-      );
-    }),
+    fc.property(
+      ends,
+      ends,
+      ipOptions,
+      fc.nat(40),
+      fc.boolean(),
+      fc.boolean(),
+      (from, to, options, payload, isTcp, offload) => {
+        const build = isTcp ? make.tcp : make.udp;
+        const whole = (fields: typeof from) => build({ ...fields, ipOptions: options, payload });
+        const packet = offload ? make.partial(whole(from), 8) : { bytes: whole(from), vnet: new Uint8Array(10) };
+        const expected = offload ? make.partial(whole(to), 8).bytes : whole(to);
+        const slot = slotOf(packet);
+        rewriteSlot(slot, to);
+        return (
+          Buffer.compare(packetIn(slot), expected) === 0 &&
+          Buffer.compare(vnetIn(slot), packet.vnet!) === 0 &&
+          make.verifyChecksums(packetIn(slot), vnetIn(slot)).length === 0 &&
+          isIntactOutside(slot)
+        );
+      },
+    ),
     { numRuns: 3000 },
   );
   t.pass();
@@ -87,23 +95,30 @@ t.test('a wrong checksum stays wrong by as much', async (t) => {
   const right = make.tcp({ ...from, payload: 'abc' });
   const slot = slotOf(right.map((byte, i) => (i === 40 ? byte ^ 1 : byte)));
   rewriteSlot(slot, to);
-  t.same(packetIn(slot), make.tcp({ ...to, payload: 'abc' }).map((byte, i) => (i === 40 ? byte ^ 1 : byte)));
+  t.same(
+    packetIn(slot),
+    make.tcp({ ...to, payload: 'abc' }).map((byte, i) => (i === 40 ? byte ^ 1 : byte)),
+  );
   t.same(make.verifyChecksums(packetIn(slot)), ['TCP checksum']);
 });
 
-t.test('fragments: the first like a whole packet, the others by their addresses; put together they are right', async (t) => {
-  const from = { src: '10.1.0.2', dst: '10.96.0.10', sport: 5000, dport: 53 };
-  const to = { src: '10.96.255.1', dst: '10.2.0.11', sport: 40000, dport: 5353 };
-  for (const build of [make.udp, make.tcp]) {
-    const pieces = make.fragment(build({ ...from, id: 77, payload: 4000 }), 1480).map((piece) => slotOf(piece));
-    for (const [i, slot] of pieces.entries()) {
-      if (i === 0) rewriteSlot(slot, to);
-      else rewriteAddresses(slot.memory.view, slot.memory.bytes, slot.at, parseIpv4(to.src) | 0, parseIpv4(to.dst) | 0);
-      t.ok(isIntactOutside(slot));
+t.test(
+  'fragments: the first like a whole packet, the others by their addresses; put together they are right',
+  async (t) => {
+    const from = { src: '10.1.0.2', dst: '10.96.0.10', sport: 5000, dport: 53 };
+    const to = { src: '10.96.255.1', dst: '10.2.0.11', sport: 40000, dport: 5353 };
+    for (const build of [make.udp, make.tcp]) {
+      const pieces = make.fragment(build({ ...from, id: 77, payload: 4000 }), 1480).map((piece) => slotOf(piece));
+      for (const [i, slot] of pieces.entries()) {
+        if (i === 0) rewriteSlot(slot, to);
+        else
+          rewriteAddresses(slot.memory.view, slot.memory.bytes, slot.at, parseIpv4(to.src) | 0, parseIpv4(to.dst) | 0);
+        t.ok(isIntactOutside(slot));
+      }
+      t.same(pieces.map(packetIn), make.fragment(build({ ...to, id: 77, payload: 4000 }), 1480));
     }
-    t.same(pieces.map(packetIn), make.fragment(build({ ...to, id: 77, payload: 4000 }), 1480));
-  }
-});
+  },
+);
 
 t.test('protocols without ports: the addresses and nothing else', async (t) => {
   const payload = make.pattern(30);

@@ -1,5 +1,5 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
-import { buildMaglev } from '../balance/maglev.js';
+import { compareIdentity, fillMaglev } from '../balance/maglev.js';
 import { mergeRanges } from '../balance/ranges.js';
 import { keyFromString } from '../base/hash.js';
 import type { Config, ServiceConfig } from '../config/config.js';
@@ -15,7 +15,6 @@ import {
 } from '../conntrack/record.js';
 import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
-import { formatEndpoint } from '../wire/address.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
 
 /** What a snapshot is made of besides the configuration. */
@@ -38,7 +37,9 @@ export interface Compiled {
 }
 
 interface Choice {
-  readonly identity: BackendIdentity;
+  readonly id: number;
+  readonly address: number;
+  readonly port: number;
   readonly weight: number;
 }
 
@@ -79,15 +80,15 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     services[row + S.CHOICES_AT] = choiceRows.length / 2;
     services[row + S.CHOICES_COUNT] = choices.length;
     services[row + S.RANGES_AT] = ranges.length / 2;
-    services[row + S.RANGES_COUNT] = serviceRanges.length / 2;
+    services[row + S.RANGES_COUNT] = serviceRanges.length;
     services[row + S.AFFINITY_SECONDS] = Math.ceil(service.affinityMs / 1000);
     let cumulative = 0;
     for (const choice of choices) {
       cumulative += choice.weight;
-      choiceRows.push(choice.identity.id, cumulative);
+      choiceRows.push(choice.id, cumulative);
     }
     services[row + S.CHOICES_WEIGHT] = cumulative;
-    for (const range of serviceRanges) ranges.push(range);
+    for (const { first, last } of serviceRanges) ranges.push(first, last);
     services[row + S.MAGLEV_AT] = 0;
     services[row + S.MAGLEV_SIZE] = 0;
     if (isMaglev && choices.length > 0) {
@@ -107,10 +108,11 @@ export function compile(config: Config, identities: Identities, state: CompileSt
       cutAt[member.id] = Number.POSITIVE_INFINITY;
       drainMs.set(member.id, service.drainMs);
     }
-    for (const choice of choices) backends[choice.identity.id * S.BACKEND_WORDS + S.BACKEND_FLAGS] = S.TAKES_NEW;
+    for (const choice of choices) backends[choice.id * S.BACKEND_WORDS + S.BACKEND_FLAGS] = S.TAKES_NEW;
   }
   setDeadlines(cutAt, drainMs, state);
 
+  const key = keyFromString(config.seed);
   const maglev = shared(Uint16Array, tableEntries);
   for (const { identity, choices } of parts) {
     const table = tables.get(identity.id);
@@ -118,10 +120,9 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     const into = maglev.subarray(table.at, table.at + table.size);
     const before = previous?.tables.get(identity.id);
     if (before?.key === table.key) into.set(previous!.snapshot.maglev.subarray(before.at, before.at + before.size));
-    else buildMaglev(choices.map(maglevBackend), table.size, config.seed, into);
+    else fillMaglev(into, choices, identity.protocol, key);
   }
 
-  const key = keyFromString(config.seed);
   const snapshot: Snapshot = {
     version: (previous?.snapshot.version ?? 0) + 1,
     services,
@@ -157,17 +158,12 @@ function choicesOf(
 ): Choice[] {
   return members
     .filter(({ backend, identity }) => backend.weight > 0 && state.isUp(identity.id))
-    .map(({ backend, identity }) => ({ identity, weight: backend.weight }))
-    .sort((a, b) => a.identity.address - b.identity.address || a.identity.port - b.identity.port);
-}
-
-/** The same text on every gateway: the protocol is the service's, and so is part of the flow hash already. */
-function maglevBackend({ identity, weight }: Choice): { identity: string; weight: number } {
-  return { identity: formatEndpoint(identity.address, identity.port), weight };
+    .map(({ backend: { weight }, identity: { id, address, port } }) => ({ id, address, port, weight }))
+    .sort(compareIdentity);
 }
 
 function tableKey(choices: readonly Choice[], size: number, seed: string): string {
-  return `${seed}/${size}/${choices.map(({ identity, weight }) => `${identity.address}:${identity.port}*${weight}`).join()}`;
+  return `${seed}/${size}/${choices.map(({ address, port, weight }) => `${address}:${port}*${weight}`).join()}`;
 }
 
 /** Rows of what the configuration no longer has: their flows go on by the records, and must find them as they were. */

@@ -42,14 +42,24 @@ export function compareIdentity(
  * @param size A prime: one of MAGLEV_TABLE_SIZES.
  * @returns For each slot the index in `backends` of its owner; all 0 when there are no backends, so ask for their number first.
  */
-export function maglevTable(backends: readonly MaglevBackend[], protocol: number, size: number, key: HashKey): Uint16Array {
+export function maglevTable(
+  backends: readonly MaglevBackend[],
+  protocol: number,
+  size: number,
+  key: HashKey,
+): Uint16Array {
   const table = new Uint16Array(size);
   fillMaglev(table, backends, protocol, key);
   return table;
 }
 
 /** Fills `table`, whose length is the size, as maglevTable does; it may lie in shared memory. */
-export function fillMaglev(table: Uint16Array, backends: readonly MaglevBackend[], protocol: number, key: HashKey): void {
+export function fillMaglev(
+  table: Uint16Array,
+  backends: readonly MaglevBackend[],
+  protocol: number,
+  key: HashKey,
+): void {
   const count = backends.length;
   if (count === 0) {
     table.fill(0);

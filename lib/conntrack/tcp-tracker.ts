@@ -247,10 +247,9 @@ function trackTwoWay(
     const isAfterFin = (bytes[at + FLAGS]! & (RX_CLOSING | TX_CLOSING)) !== 0 && payloadBytes === 0;
     if (state === (isReply ? SYN_SENT : SYN_RECV) && !isAfterFin) establish(table, record, nowMs);
   }
-  if (isFin && isPlausible) {
+  if (isFin && isPlausible && state !== CLOSED) {
     bytes[at + FLAGS]! |= isReply ? RX_CLOSING : TX_CLOSING;
-    const isBoth = (bytes[at + FLAGS]! & (RX_CLOSING | TX_CLOSING)) === (RX_CLOSING | TX_CLOSING);
-    if (isBoth && bytes[at + STATE] !== CLOSED) {
+    if ((bytes[at + FLAGS]! & (RX_CLOSING | TX_CLOSING)) === (RX_CLOSING | TX_CLOSING)) {
       bytes[at + STATE] = CLOSING;
       table.setClass(record, CLASS_CLOSING, nowMs);
     }

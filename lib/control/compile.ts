@@ -2,7 +2,7 @@ import { buildLookup, type LookupEntry } from '../balance/lookup.js';
 import { compareIdentity, fillMaglev } from '../balance/maglev.js';
 import { mergeRanges } from '../balance/ranges.js';
 import { keyFromString } from '../base/hash.js';
-import type { Config, ServiceConfig } from '../config/config.js';
+import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import {
   TIMEOUT_ANY,
   TIMEOUT_COUNT,
@@ -30,8 +30,8 @@ export interface CompileState {
 /** A snapshot and what control must remember of it to make the next. */
 export interface Compiled {
   readonly snapshot: Snapshot;
-  /** Where each service's Maglev table lies and what it was made from, by service id. */
-  readonly tables: ReadonlyMap<number, { readonly key: string; readonly at: number; readonly size: number }>;
+  /** Where each Maglev table begins, by all it was made from. Services with the same backends share one. */
+  readonly tables: ReadonlyMap<string, number>;
   /** How long the flows of a backend are kept after its removal, ms, by backend id. */
   readonly drainMs: ReadonlyMap<number, number>;
 }
@@ -43,15 +43,24 @@ interface Choice {
   readonly weight: number;
 }
 
+/** A configured service under its id. */
+interface Part {
+  readonly service: ServiceConfig;
+  readonly identity: ServiceIdentity;
+  readonly backends: readonly { readonly backend: BackendConfig; readonly identity: BackendIdentity }[];
+  readonly choices: readonly Choice[];
+}
+
 const MODES = { dnat: S.MODE_DNAT, snat: S.MODE_SNAT, dsr: S.MODE_DSR } as const;
 
 /**
- * Turns a configuration into the data path's form. Pure but for `identities`, which gives ids to what it has not seen. Maglev tables
- * whose backends, weights, size and seed are as before are copied, not built.
+ * Turns a configuration into the data path's form. Pure but for `identities`, which gives ids to what it has not seen, and the
+ * counters, of which an id given anew starts at 0. Maglev tables whose backends, weights, protocol, size and seed are as
+ * before are copied, or shared with the last snapshot when that holds for all, instead of built.
  */
 export function compile(config: Config, identities: Identities, state: CompileState): Compiled {
   const { previous } = state;
-  const parts = config.services.map((service) => {
+  const parts = config.services.map((service): Part => {
     const identity = identities.service(service);
     const backends = service.backends.map((backend) => ({ backend, identity: identities.backend(identity, backend) }));
     return { service, identity, backends, choices: choicesOf(backends, state) };
@@ -60,11 +69,14 @@ export function compile(config: Config, identities: Identities, state: CompileSt
   const services = shared(Int32Array, identities.serviceRows * S.SERVICE_WORDS);
   const backends = shared(Int32Array, identities.backendRows * S.BACKEND_WORDS);
   const cutAt = shared(Float64Array, identities.backendRows);
+  const counters = previous?.snapshot.counters;
   keepRemoved(services, backends, cutAt, previous?.snapshot);
 
   const choiceRows: number[] = [];
   const ranges: number[] = [];
-  const tables = new Map<number, { key: string; at: number; size: number }>();
+  const tables = new Map<string, number>();
+  const wanted: { choices: readonly Choice[]; protocol: number; at: number; copyFrom: number | undefined }[] = [];
+  const size = config.maglev.tableSize;
   const drainMs = new Map<number, number>();
   let tableEntries = 0;
   for (const { service, identity, backends: members, choices } of parts) {
@@ -76,7 +88,9 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     services[row + S.SERVICE_PROTOCOL] = identity.protocol;
     services[row + S.SERVICE_MODE] = MODES[service.mode];
     services[row + S.SERVICE_FLAGS] =
-      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) | (isMaglev ? S.SERVICE_MAGLEV : 0);
+      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) |
+      (service.onRemove === 'reset' ? S.ON_REMOVE_RESET : 0) |
+      (isMaglev ? S.SERVICE_MAGLEV : 0);
     services[row + S.CHOICES_AT] = choiceRows.length / 2;
     services[row + S.CHOICES_COUNT] = choices.length;
     services[row + S.RANGES_AT] = ranges.length / 2;
@@ -92,14 +106,20 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     services[row + S.MAGLEV_AT] = 0;
     services[row + S.MAGLEV_SIZE] = 0;
     if (isMaglev && choices.length > 0) {
-      const size = config.maglev.tableSize;
-      services[row + S.MAGLEV_AT] = tableEntries;
+      const key = tableKey(choices, identity.protocol, size, config.seed);
+      let at = tables.get(key);
+      if (at === undefined) {
+        at = tableEntries;
+        tables.set(key, at);
+        wanted.push({ choices, protocol: identity.protocol, at, copyFrom: previous?.tables.get(key) });
+        tableEntries += size;
+      }
+      services[row + S.MAGLEV_AT] = at;
       services[row + S.MAGLEV_SIZE] = size;
-      tables.set(identity.id, { key: tableKey(choices, size, config.seed), at: tableEntries, size });
-      tableEntries += size;
     }
     for (const { backend, identity: member } of members) {
       const at = member.id * S.BACKEND_WORDS;
+      if (counters !== undefined && !isSameBackend(backends, at, member)) clearCounters(counters, member.id);
       backends[at + S.BACKEND_ADDRESS] = member.address;
       backends[at + S.BACKEND_PORT] = member.port;
       backends[at + S.BACKEND_SERVICE] = identity.id;
@@ -110,17 +130,16 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     }
     for (const choice of choices) backends[choice.id * S.BACKEND_WORDS + S.BACKEND_FLAGS] = S.TAKES_NEW;
   }
-  setDeadlines(cutAt, drainMs, state);
+  setDeadlines(cutAt, drainMs, parts, backends, state);
 
   const key = keyFromString(config.seed);
-  const maglev = shared(Uint16Array, tableEntries);
-  for (const { identity, choices } of parts) {
-    const table = tables.get(identity.id);
-    if (table === undefined) continue;
-    const into = maglev.subarray(table.at, table.at + table.size);
-    const before = previous?.tables.get(identity.id);
-    if (before?.key === table.key) into.set(previous!.snapshot.maglev.subarray(before.at, before.at + before.size));
-    else fillMaglev(into, choices, identity.protocol, key);
+  const before = previous?.snapshot.maglev;
+  const isUnchanged = before?.length === tableEntries && wanted.every(({ at, copyFrom }) => at === copyFrom);
+  const maglev = isUnchanged ? before : shared(Uint16Array, tableEntries);
+  for (const { choices, protocol, at, copyFrom } of isUnchanged ? [] : wanted) {
+    const into = maglev.subarray(at, at + size);
+    if (copyFrom !== undefined) into.set(before!.subarray(copyFrom, copyFrom + size));
+    else fillMaglev(into, choices, protocol, key);
   }
 
   const snapshot: Snapshot = {
@@ -146,24 +165,21 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     hashKey1: key.k1,
     dropUntracked: config.network.untracked === 'drop',
     recoveryMs: config.conntrack.recoveryMs,
-    counters: countersFor(identities.backendRows, previous?.snapshot.counters),
+    counters: countersFor(identities.backendRows, counters),
   };
   return { snapshot, tables, drainMs: mergeDrain(previous?.drainMs, drainMs) };
 }
 
 /** The backends that take new flows, by identity: the order Maglev and the lots depend on. */
-function choicesOf(
-  members: readonly { backend: ServiceConfig['backends'][number]; identity: BackendIdentity }[],
-  state: CompileState,
-): Choice[] {
+function choicesOf(members: Part['backends'], state: CompileState): Choice[] {
   return members
     .filter(({ backend, identity }) => backend.weight > 0 && state.isUp(identity.id))
     .map(({ backend: { weight }, identity: { id, address, port } }) => ({ id, address, port, weight }))
     .sort(compareIdentity);
 }
 
-function tableKey(choices: readonly Choice[], size: number, seed: string): string {
-  return `${seed}/${size}/${choices.map(({ address, port, weight }) => `${address}:${port}*${weight}`).join()}`;
+function tableKey(choices: readonly Choice[], protocol: number, size: number, seed: string): string {
+  return `${seed}/${size}/${protocol}/${choices.map(({ address, port, weight }) => `${address}:${port}*${weight}`).join()}`;
 }
 
 /** Rows of what the configuration no longer has: their flows go on by the records, and must find them as they were. */
@@ -186,15 +202,36 @@ function keepRemoved(
   for (let row = 0; row < backends.length; row += S.BACKEND_WORDS) backends[row + S.BACKEND_FLAGS] = 0;
 }
 
-/** A backend that left with this snapshot is cut after its drain time; one that left before keeps its deadline. */
+/**
+ * A backend that left with this snapshot is cut after the drain time its service has now, or last had; one that left before keeps
+ * its deadline.
+ */
 function setDeadlines(
   cutAt: Float64Array,
   configured: ReadonlyMap<number, number>,
+  parts: readonly Part[],
+  backends: Int32Array,
   { nowMs, previous }: CompileState,
 ): void {
-  for (const [id, drainMs] of previous?.drainMs ?? []) {
-    if (!configured.has(id) && cutAt[id] === Number.POSITIVE_INFINITY) cutAt[id] = nowMs + drainMs;
+  const serviceDrainMs = new Map(parts.map(({ service, identity }) => [identity.id, service.drainMs]));
+  for (const [id, lastDrainMs] of previous?.drainMs ?? []) {
+    if (configured.has(id) || cutAt[id] !== Number.POSITIVE_INFINITY) continue;
+    cutAt[id] = nowMs + (serviceDrainMs.get(backends[id * S.BACKEND_WORDS + S.BACKEND_SERVICE]!) ?? lastDrainMs);
   }
+}
+
+/** Whether a row, as the last snapshot left it, is this backend's: an id may have been another's before. */
+function isSameBackend(backends: Int32Array, at: number, { service, address, port }: BackendIdentity): boolean {
+  return (
+    backends[at + S.BACKEND_SERVICE] === service &&
+    backends[at + S.BACKEND_ADDRESS] === (address | 0) &&
+    backends[at + S.BACKEND_PORT] === port
+  );
+}
+
+/** Nothing counts in the row of a backend that was not there. */
+function clearCounters(counters: Float64Array, id: number): void {
+  counters.fill(0, id * S.COUNTER_ROWS, (id + 1) * S.COUNTER_ROWS);
 }
 
 function mergeDrain(
@@ -212,13 +249,7 @@ function vipIndex(services: readonly ServiceConfig[]): Int32Array {
   return buildLookup([...bits].map(([address, value]) => entry(address, 0, 0, value)));
 }
 
-function endpointIndex(
-  parts: readonly {
-    service: ServiceConfig;
-    identity: ServiceIdentity;
-    backends: readonly { identity: BackendIdentity }[];
-  }[],
-): Int32Array {
+function endpointIndex(parts: readonly Part[]): Int32Array {
   const owners = new Map<string, { backend: BackendIdentity; protocol: number; maglev: number[] }>();
   for (const { service, identity, backends } of parts) {
     for (const { identity: backend } of backends) {

@@ -39,6 +39,8 @@ import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
 export interface RecordSource {
   /** The records there are room for. */
   readonly capacity: number;
+  /** Records from here on were never used; a source without it knows so itself. Reading them would commit their memory. */
+  readonly highWater?: number;
   /**
    * Makes a record readable in `words`, `bytes` and `doubles` and returns its number there, or -1 when it holds no flow (or
    * one that is being written).
@@ -128,7 +130,7 @@ export function* listFlows(
 ): Generator<Flow, void, void> {
   const accepts = compileFilter(filter, names);
   for (const source of sources) {
-    for (let record = 0; record < source.capacity; record++) {
+    for (let record = 0; record < (source.highWater ?? source.capacity); record++) {
       const at = source.read(record);
       if (at < 0) continue;
       if (source.doubles[at * RECORD_DOUBLES + EXPIRES]! <= nowMs || !accepts(source, at)) continue;
@@ -145,7 +147,7 @@ export function* matchRecords(
   filter: FlowFilter,
 ): Generator<number> {
   const accepts = compileFilter(filter, names);
-  for (let record = 0; record < source.capacity; record++) {
+  for (let record = 0; record < (source.highWater ?? source.capacity); record++) {
     const at = source.read(record);
     if (at >= 0 && source.doubles[at * RECORD_DOUBLES + EXPIRES]! > nowMs && accepts(source, at)) yield record;
   }

@@ -1,3 +1,5 @@
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import fc from 'fast-check';
 import t from 'tap';
 import {
@@ -145,6 +147,29 @@ t.test('limits: 64 of a datagram, 1024 in all, 8192 decisions', async (t) => {
   t.equal(tracker.lookup(...survivor, 1), 'in use', 'the least recently used goes first');
   t.equal(tracker.lookup(...keyOf('11.0.0.0', 1), 1), undefined);
   t.equal(tracker.heldCount, 1, 'a flood of first fragments costs no held one');
+});
+
+t.test('orphans leave nothing behind', async (t) => {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  const tracker = new FragmentTracker<string>();
+  const view = new DataView(pieceOf('10.1.0.2', 1).buffer);
+  const bytes = new Uint8Array(200);
+  bytes.set(new Uint8Array(view.buffer), 128);
+  const slot = new DataView(bytes.buffer);
+  const flood = (round: number) => {
+    for (let i = 0; i < 100_000; i++) {
+      ipv4.setSource(slot, 128, (round << 20) + i);
+      tracker.hold(slot, bytes, 128, view.byteLength, i);
+      tracker.expire(i + HELD_FRAGMENT_MS);
+    }
+    collect();
+    return process.memoryUsage().heapUsed;
+  };
+  const before = flood(1);
+  const grown = flood(2) - before;
+  t.equal(tracker.heldCount, 0);
+  t.ok(grown < 2e6, `the heap grew by ${grown} bytes over 100,000 of them`);
 });
 
 t.test('any order of everything agrees with a naive model', async (t) => {

@@ -183,7 +183,7 @@ t.test('what is wrong is said before an output is touched', async (t) => {
     return path('t.jsonl');
   };
   const options = { config: path('weir.yaml'), in: path('good.pcap'), out: path('o.pcap'), json: path('o.jsonl') };
-  const cases: Array<[name: string, change: object, error: object]> = [
+  const cases: Array<[name: string, change: object, error: { code: string; message?: RegExp }]> = [
     ['no configuration', { config: path('none') }, { code: 'CONFIG_UNREADABLE' }],
     ['a bad configuration', { config: path('bad.yaml') }, { code: 'CONFIG_INVALID', message: /bad\.yaml:2:\d+ / }],
     ['a node', { config: path('node.yaml') }, { code: 'NOT_SUPPORTED', message: /node\.yaml has role node/ }],
@@ -195,7 +195,7 @@ t.test('what is wrong is said before an output is touched', async (t) => {
     t.throws(() => replay({ ...options, ...change }), error, name);
     t.notOk(existsSync(options.out), 'no output');
   }
-  const events: Array<[text: string, error: object]> = [
+  const events: Array<[text: string, error: { code: string; message?: RegExp }]> = [
     ['\n{"at":1,"config":"none.yaml"}', { code: 'TIMELINE_INVALID', message: /t\.jsonl:2: .*none\.yaml/ }],
     ['{"at":1,"config":"bad.yaml"}', { code: 'CONFIG_INVALID', message: /bad\.yaml:2:/ }],
     ['{"at":1,"config":"node.yaml"}', { code: 'NOT_SUPPORTED' }],
@@ -241,17 +241,19 @@ t.test('mutated packets are dropped or leave right; none leaves with the VIP as 
   );
   const output = await runReplay({ config: CONFIG, packets });
   t.equal(output.lines.length, packets.length);
+  const wrong: string[] = [];
   for (const [i, { out, verdict }] of output.lines.entries()) {
     for (const hex of out) {
       const bytes = Buffer.from(hex, 'hex');
-      // A checksum that was wrong on arrival is as wrong when it leaves; lengths and headers are weir's to judge.
+      // A checksum that was wrong on arrival is as wrong when it leaves; the length and header of IP are weir's to judge.
       const judged = verifyChecksums(bytes).filter(
-        (problem) => verdict === 'reply' || /length|IP header/.test(problem),
+        (problem) => !problem.startsWith('quoted') && (verdict === 'reply' || /total length|IP header/.test(problem)),
       );
-      if (judged.length > 0) t.fail(`packet ${i + 1} left with a wrong ${judged.join()}: ${hex}`);
-      if (bytes.subarray(16, 20).equals(vip)) t.fail(`packet ${i + 1} left for the VIP: ${hex}`);
+      if (judged.length > 0) wrong.push(`packet ${i + 1} left with a wrong ${judged.join()}: ${hex}`);
+      if (bytes.subarray(16, 20).equals(vip)) wrong.push(`packet ${i + 1} left for the VIP: ${hex}`);
     }
   }
+  t.same(wrong, []);
 });
 
 t.test('any order of anything can be replayed', async () => {
@@ -288,22 +290,17 @@ t.test('any order of anything can be replayed', async () => {
 });
 
 t.test('a large capture is replayed with flat memory', async (t) => {
-  const count = 400_000;
+  const count = 200_000;
   const input = path('large.pcap');
   const fd = openSync(input, 'w');
   const chunk = 10_000;
   for (let from = 0; from < count; from += chunk) {
     const records = Array.from({ length: chunk }, (_, i) => {
-      const n = from + i;
-      const bytes = tcp({
-        src: `10.1.${(n >> 8) & 15}.${n & 255}`,
-        sport: 40000,
-        dst: '10.96.0.10',
-        dport: 80,
-        flags: n < 4096 ? 'S' : 'A',
-        payload: 200,
-      });
-      return { seconds: EPOCH_SECONDS + Math.floor(n / 1e5), fraction: n % 1e5, bytes };
+      const n = (from + i) % 4096;
+      const flags = from + i < 4096 ? 'S' : 'A';
+      const fields = { src: `10.1.${n >> 8}.${n & 255}`, sport: 40000, dst: '10.96.0.10', dport: 80, flags };
+      const bytes = Buffer.concat([tcp(fields), new Uint8Array(500)]); // IP ignores what follows it
+      return { seconds: EPOCH_SECONDS + Math.floor((from + i) / 1e5), fraction: (from + i) % 1e5, bytes };
     });
     const file = pcapFile(records);
     writeSync(fd, from === 0 ? file : file.subarray(24));
@@ -327,7 +324,7 @@ t.test('a large capture is replayed with flat memory', async (t) => {
   const grown = (after.rss - before.rss) / (1 << 20);
   t.ok(
     grown < 100,
-    `RSS grew by ${grown.toFixed(0)} MiB over a capture of 102 MB; ${Math.round(count / seconds)} packets/s`,
+    `RSS grew by ${grown.toFixed(0)} MiB over a capture of 111 MB; ${Math.round(count / seconds)} packets/s`,
   );
 });
 

@@ -1,4 +1,5 @@
 import type { Fault } from './faults.js';
+import { configSchema } from './schema.js';
 import { addressFault } from './text-forms.js';
 
 /**
@@ -24,9 +25,8 @@ export function checkRules(written: unknown): Fault[] {
 type Path = readonly PropertyKey[];
 type Entries = Readonly<Record<string, unknown>>;
 
-/** What kube-proxy users know as ClusterIP:port/protocol. */
 const DEFAULT_PROTOCOL = 'tcp';
-const DEFAULT_TABLE_SIZE = 16381;
+const DEFAULT_TABLE_SIZE = configSchema.parse({}).maglev.tableSize;
 
 class Rules {
   readonly faults: Fault[] = [];

@@ -30,15 +30,19 @@ const MAX_ENTRIES = 1 << 24;
 /** A Maglev entry is the number of a backend in 16 bits. */
 const MAX_BACKENDS = 65535;
 
-/** @param otherwise what to say to a value that is no text; it is not asked about missing and empty ones. */
-function text(fault: (text: string) => string | null, otherwise = quoteAdvice): z.ZodString {
+/**
+ * @param form How the documentation calls such a text.
+ * @param otherwise What to say to a value that is no text; it is not asked about missing and empty ones.
+ */
+function text(form: string, fault: (text: string) => string | null, otherwise = quoteAdvice): z.ZodString {
   const error = ({ input }: { input: unknown }): string | undefined =>
     // faults.ts knows how to say that a key is missing or empty.
     input === undefined || input === null ? undefined : otherwise(input);
-  return z.string({ error }).check((context) => {
+  const check = (context: z.core.ParsePayload<string>): void => {
     const message = fault(context.value);
     if (message !== null) context.issues.push({ code: 'custom', message, input: context.value });
-  });
+  };
+  return z.string({ error }).check(check).meta({ form });
 }
 
 function quoteAdvice(input: unknown): string {
@@ -46,14 +50,14 @@ function quoteAdvice(input: unknown): string {
 }
 
 /** Text of which a bare number is a likely mistake. */
-function timing(fault: (text: string) => string | null): z.ZodString {
-  return text(fault, (input) =>
+function timing(form: string, fault: (text: string) => string | null): z.ZodString {
+  return text(form, fault, (input) =>
     typeof input === 'number' && input >= 0 ? `must have a unit: ${unitExamples(input)}` : `must be ${A_DURATION}`,
   );
 }
 
 function duration(minMs: 0 | 1 = 1, maxMs = MAX_DURATION_MS): z.ZodString {
-  return timing((value) => durationFault(value, minMs, maxMs));
+  return timing('duration', (value) => durationFault(value, minMs, maxMs));
 }
 
 /** @param minMs 0 where "at once" or "never" makes sense, else 1. */
@@ -78,7 +82,7 @@ function integer(min: number, max: number): z.ZodInt {
   return z.int({ error }).min(min, { error }).max(max, { error });
 }
 
-const address = () => text(addressFault, () => 'must be an IPv4 address such as 10.0.0.1');
+const address = () => text('IPv4 address', addressFault, () => 'must be an IPv4 address such as 10.0.0.1');
 const port = () => integer(1, 65535);
 
 const timeouts = z.strictObject({
@@ -104,7 +108,7 @@ const health = z.discriminatedUnion('type', [
   z.strictObject({ type: z.literal('tcp').describe('Connect to the backend’s port.'), ...healthTiming }),
   z.strictObject({
     type: z.literal('http').describe('A GET request.'),
-    path: text((value) =>
+    path: text('URL path', (value) =>
       /^\/[\x21-\x7e]*$/.test(value) ? null : 'must be a URL path that starts with / and has no spaces',
     )
       .default('/')
@@ -117,7 +121,7 @@ const health = z.discriminatedUnion('type', [
 ]);
 
 const backend = z.strictObject({
-  name: text(nameFault).optional().describe('Unique within the service; `address:port` when absent.'),
+  name: text('name', nameFault).optional().describe('Unique within the service; `address:port` when absent.'),
   address: address().describe('Where the backend is.'),
   port: port().describe('Where the backend listens.'),
   weight: integer(0, 65535).default(1).describe('Its share of new flows, relative to the others; 0: no new flows.'),
@@ -129,7 +133,7 @@ const backend = z.strictObject({
 });
 
 const service = z.strictObject({
-  name: text(nameFault).describe('Unique; how commands, logs and metrics call the service.'),
+  name: text('name', nameFault).describe('Unique; how commands, logs and metrics call the service.'),
   address: address().describe('The virtual IP (VIP). Several services may share one.'),
   port: port().describe('The port clients connect to.'),
   protocol: z
@@ -157,7 +161,7 @@ const service = z.strictObject({
     .optional()
     .describe('Client affinity; none when absent.'),
   sourceRanges: z
-    .array(text(cidrFault, () => 'must be a range such as 10.0.0.0/8'))
+    .array(text('IPv4 range', cidrFault, () => 'must be a range such as 10.0.0.0/8'))
     .default([])
     .describe('Client addresses that may connect, as CIDR blocks; others are dropped. Empty: every client.'),
   noBackend: z
@@ -187,7 +191,7 @@ export const configSchema = z.strictObject({
     .describe('`gateway` balances; `node` runs on the host of dsr backends and ends the tunnel.'),
   device: z
     .strictObject({
-      name: text(deviceNameFault).default('weir0').describe('Name of the TUN device.'),
+      name: text('device name', deviceNameFault).default('weir0').describe('Name of the TUN device.'),
       mtu: integer(576, 65535)
         .default(1500)
         .describe('Its MTU, in bytes: that of the network towards clients and backends.'),
@@ -222,7 +226,7 @@ export const configSchema = z.strictObject({
     })
     .prefault({})
     .describe('What weir sets up in the kernel.'),
-  seed: text((value) => (value === '' || value.length > 256 ? 'must have 1 to 256 characters' : null))
+  seed: text('text', (value) => (value === '' || value.length > 256 ? 'must have 1 to 256 characters' : null))
     .default('JLfvgnHc2kaSUFaI')
     .describe('Seed of Maglev and of the selection hash; the same on every gateway.'),
   maglev: z
@@ -241,7 +245,9 @@ export const configSchema = z.strictObject({
       timeouts: timeouts.prefault({}).describe('How long an entry lives after its last packet.'),
       gc: z
         .strictObject({
-          interval: timing((value) => (value === 'auto' ? null : durationFault(value, 1, MAX_INTERVAL_MS)))
+          interval: timing('`auto` or duration', (value) =>
+            value === 'auto' ? null : durationFault(value, 1, MAX_INTERVAL_MS),
+          )
             .default('auto')
             .describe('Between two full passes; `auto` adapts it to what they find, from 10s to 12h.'),
         })
@@ -252,7 +258,7 @@ export const configSchema = z.strictObject({
         .describe(
           'After a start without a table: how long replies of maglev services are recognised by the hash; `0s`: never.',
         ),
-      stateFile: text(absolutePathFault)
+      stateFile: text('absolute path', absolutePathFault)
         .optional()
         .describe('The table lives in this file and survives a restart or crash; meant for a tmpfs such as /run.'),
     })
@@ -264,7 +270,7 @@ export const configSchema = z.strictObject({
         .array(address())
         .default([])
         .describe('Source addresses of flows to backends of services in mode snat.'),
-      ports: text(portRangeFault, () => 'must be a range of ports such as 32768-65535')
+      ports: text('port range', portRangeFault, () => 'must be a range of ports such as 32768-65535')
         .default('32768-65535')
         .describe('Source ports of the pool, both ends included.'),
     })
@@ -291,8 +297,10 @@ export const configSchema = z.strictObject({
     .describe('Geneve, for mode dsr.'),
   admin: z
     .strictObject({
-      socket: text(absolutePathFault).default('/run/weir/weir.sock').describe('UNIX socket of the commands.'),
-      listen: text(listenFault)
+      socket: text('absolute path', absolutePathFault)
+        .default('/run/weir/weir.sock')
+        .describe('UNIX socket of the commands.'),
+      listen: text('`address:port` or `off`', listenFault)
         .default('127.0.0.1:9650')
         .describe('Read-only HTTP listener: metrics, health, status. `off`: none.'),
     })

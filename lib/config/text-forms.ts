@@ -11,7 +11,7 @@ import type { Address, AddressRange } from './config.js';
 
 /** Kinds of address that no packet can be forwarded to or from, in ipaddr.js's names. */
 const UNUSABLE: Readonly<Record<string, string>> = {
-  unspecified: 'the unspecified address',
+  unspecified: 'in the unspecified block 0.0.0.0/8',
   broadcast: 'the broadcast address',
   multicast: 'a multicast address',
   loopback: 'a loopback address',
@@ -25,7 +25,6 @@ export function addressFault(text: string): string | null {
   const kind = UNUSABLE[ipaddr.IPv4.parse(text).range()];
   if (kind !== undefined) return `is ${kind}, which nothing can be forwarded to`;
   const first = parseIpv4(text) >>> 24;
-  if (first === 0) return 'is in 0.0.0.0/8, which nothing can be forwarded to';
   return first >= 240 ? 'is in the reserved block 240.0.0.0/4, which nothing can be forwarded to' : null;
 }
 

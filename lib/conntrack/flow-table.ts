@@ -293,7 +293,7 @@ export class FlowTable {
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
     const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
     this.#displace(hash, record << 1);
-    if (bytes[record * RECORD_BYTES + TYPE] !== TYPE_SVC) {
+    {
       const replyHash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
       this.#displace(replyHash, (record << 1) | 1);
     }

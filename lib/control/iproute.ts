@@ -74,53 +74,45 @@ export function formatRule(rule: Rule, names = false): string {
   return `${text} protocol ${WEIR_PROTOCOL}`;
 }
 
-/** The routes that carry weir's protocol number, of every table. */
-export async function readRoutes(): Promise<Route[]> {
-  const rows = await readRows(['-4', 'route', 'show', 'table', 'all', 'proto', String(WEIR_PROTOCOL)]);
-  return rows.map((row) => ({ to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE) }));
+/** What the kernel holds, as far as weir cares. */
+export interface KernelState {
+  /** Every link of this network namespace, by name. */
+  readonly links: ReadonlyMap<string, Link>;
+  /** The routes that carry weir's protocol number, of every table. */
+  readonly routes: readonly Route[];
+  /** The rules that carry weir's protocol number. */
+  readonly rules: readonly Rule[];
+  /** Where packets to each of the addresses asked about would leave; what nothing leads to is missing. */
+  readonly hops: ReadonlyMap<string, Hop>;
 }
 
-/** The rules that carry weir's protocol number. */
-export async function readRules(): Promise<Rule[]> {
-  const rows = await readRows(['-4', 'rule', 'show']);
-  return rows
-    .filter((row) => Number(row.protocol) === WEIR_PROTOCOL)
-    .map((row) => ({
-      priority: Number(row.priority),
-      from: row.src === 'all' ? null : text(row.src),
-      to: text(row.dst),
-      iif: text(row.iif),
-      protocol: row.ipproto === undefined ? null : Number(String(row.ipproto).replace('ipproto-', '')),
-      sport: row.sport === undefined ? null : Number(row.sport),
-      table: Number(row.table ?? 0),
-    }));
-}
-
-/** Every link of this network namespace, by name. */
-export async function readLinks(): Promise<Map<string, Link>> {
+/**
+ * Reads it all with one process: starting one costs more than what it does.
+ *
+ * @throws WeirError NETWORK_SETUP, MISSING_TOOL
+ */
+export async function readKernel(addresses: Iterable<string> = []): Promise<KernelState> {
+  const questions = ['link show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
+  for (const address of addresses) questions.push(`route get ${address}`);
+  // An address without a route is an error to ip: go on.
+  const { stdout, stderr } = await runIp(['-j', '-N', '-force', '-batch', '-'], questions);
   const links = new Map<string, Link>();
-  for (const row of await readRows(['link', 'show'])) {
-    const flags = row.flags as string[];
-    const name = String(row.ifname);
-    links.set(name, { name, mtu: Number(row.mtu), up: flags.includes('UP'), carrier: flags.includes('LOWER_UP') });
-  }
-  return links;
-}
-
-/** Where packets to each address would leave; an address that nothing leads to is missing. */
-export async function readHops(addresses: Iterable<string>): Promise<Map<string, Hop>> {
+  const routes: Route[] = [];
+  const rules: Rule[] = [];
   const hops = new Map<string, Hop>();
-  const lines = [...addresses].map((address) => `route get ${address}`);
-  if (lines.length === 0) return hops;
-  const { stdout } = await runIp(['-j', '-force', '-batch', '-'], lines);
+  // One array per answer and line. Which question it answers shows in its rows: not every version prints an empty one.
   for (const line of stdout.split('\n')) {
     if (!line.startsWith('[')) continue;
     for (const row of JSON.parse(line) as Row[]) {
-      const dev = text(row.dev);
-      if (dev !== null) hops.set(String(row.dst), { dev, local: row.type === 'local' });
+      if (row.ifname !== undefined) links.set(String(row.ifname), toLink(row));
+      else if (row.priority !== undefined) {
+        if (Number(row.protocol) === WEIR_PROTOCOL) rules.push(toRule(row));
+      } else if (row.cache !== undefined) hops.set(String(row.dst), toHop(row));
+      else if (row.dst !== undefined) routes.push(toRoute(row));
     }
   }
-  return hops;
+  if (links.size === 0) throw failure(stderr, questions);
+  return { links, routes, rules, hops };
 }
 
 /**
@@ -143,7 +135,8 @@ export async function executeRemovals(commands: readonly string[]): Promise<void
   if (commands.length === 0) return;
   const { stderr, status } = await runIp(['-force', '-batch', '-'], commands);
   if (status === 0) return;
-  const gone = /(No such process|No such file or directory|Cannot find device .*)\nCommand failed -:\d+\n?/g;
+  const gone =
+    /(RTNETLINK answers: )?(No such process|No such file or directory|Cannot find device .*)\nCommand failed -:\d+\n?/g;
   const rest = stderr.replace(gone, '');
   if (rest.trim() !== '') throw failure(rest, commands);
 }
@@ -154,12 +147,36 @@ function text(value: unknown): string | null {
   return value === undefined ? null : String(value);
 }
 
-async function readRows(args: string[]): Promise<Row[]> {
-  const { stdout, stderr, status } = await runIp(['-j', '-N', ...args], []);
-  if (status !== 0) throw failure(stderr, [args.join(' ')]);
-  // A list without rows is printed as nothing, or as one empty object, depending on the version.
-  const rows = stdout.trim() === '' ? [] : (JSON.parse(stdout) as Row[]);
-  return rows.filter((row) => Object.keys(row).length > 0);
+function toLink(row: Row): Link {
+  const flags = row.flags as string[];
+  return {
+    name: String(row.ifname),
+    mtu: Number(row.mtu),
+    up: flags.includes('UP'),
+    carrier: flags.includes('LOWER_UP'),
+  };
+}
+
+function toRoute(row: Row): Route {
+  return { to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE) };
+}
+
+function toRule(row: Row): Rule {
+  return {
+    priority: Number(row.priority),
+    from: row.src === 'all' ? null : text(row.src),
+    to: text(row.dst),
+    iif: text(row.iif),
+    protocol: row.ipproto === undefined ? null : Number(String(row.ipproto).replace('ipproto-', '')),
+    sport: row.sport === undefined ? null : Number(row.sport),
+    table: Number(row.table ?? 0),
+  };
+}
+
+const LOCAL_ROUTE = 2;
+
+function toHop(row: Row): Hop {
+  return { dev: String(row.dev), local: Number(row.type) === LOCAL_ROUTE };
 }
 
 interface Output {

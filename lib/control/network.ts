@@ -9,10 +9,7 @@ import {
   MAIN_TABLE,
   type Route,
   type Rule,
-  readHops,
-  readLinks,
-  readRoutes,
-  readRules,
+  readKernel,
 } from './iproute.js';
 import {
   type DesiredNetwork,
@@ -22,7 +19,6 @@ import {
   NO_NEEDS,
   networkNeeds,
   planNetwork,
-  type Surroundings,
 } from './network-plan.js';
 import { formatSysctl, listConfigured, readSysctl, type Sysctl, writeSysctl } from './sysctl.js';
 
@@ -48,22 +44,24 @@ export interface NetworkReport {
  * @throws WeirError MISSING_TOOL
  */
 export async function describeNetwork(config: Config): Promise<NetworkPlan> {
-  return planNetwork(desiredNetwork(config, await survey(config, NO_NEEDS)));
+  const { hops, links } = await readKernel(relevantAddresses(config, NO_NEEDS));
+  return planNetwork(desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }));
 }
 
-async function survey(config: Config, retained: NetworkNeeds): Promise<Surroundings> {
+/** The addresses whose way out decides about rules and notes. */
+function relevantAddresses(config: Config, retained: NetworkNeeds): Set<string> {
   const needs = networkNeeds(config);
   const endpoints = [...needs.endpoints, ...retained.endpoints];
-  const [hops, links] = await Promise.all([
-    readHops(new Set([...needs.addresses, ...endpoints.map(({ address }) => address)])),
-    readLinks(),
-  ]);
-  const pathFilters = new Map<string, number>();
+  return new Set([...needs.addresses, ...endpoints.map(({ address }) => address)]);
+}
+
+function readPathFilters(): Map<string, number> {
+  const filters = new Map<string, number>();
   for (const name of listConfigured()) {
     const value = readSysctl(['net', 'ipv4', 'conf', name, 'rp_filter']);
-    if (value !== null) pathFilters.set(name, value);
+    if (value !== null) filters.set(name, value);
   }
-  return { hops, links, pathFilters };
+  return filters;
 }
 
 interface Installed {
@@ -72,8 +70,7 @@ interface Installed {
 }
 
 /** What carries weir's number and belongs to no other weir that is alive. */
-async function readInstalled(device: string): Promise<Installed> {
-  const [routes, rules] = await Promise.all([readRoutes(), readRules()]);
+function ownedBy(device: string, { routes, rules }: Installed): Installed {
   const others = routes.filter(({ dev }) => dev !== null && dev !== device);
   const places = new Set(others.map(({ to, table }) => `${to} ${table}`));
   const devices = new Set(others.map(({ dev }) => dev));
@@ -129,7 +126,7 @@ export class NetworkSetup {
     return this.#next(async () => {
       if (!this.#config.network.manage) return { commands: [], notes: [] };
       const { device, network, conntrack } = this.#config;
-      const { routes, rules } = await readInstalled(device.name);
+      const { routes, rules } = ownedBy(device.name, await readKernel());
       const stays = conntrack.stateFile !== null;
       const commands = [
         ...routes.filter((route) => !(stays && route.dev === null)).map(removeRoute),
@@ -151,8 +148,8 @@ export class NetworkSetup {
     const config = this.#config;
     if (!config.network.manage) return { commands: [], notes: [] };
     const device = config.device.name;
-    const [around, installed] = await Promise.all([survey(config, this.#retained), readInstalled(device)]);
-    const link = around.links.get(device);
+    const kernel = await readKernel(relevantAddresses(config, this.#retained));
+    const link = kernel.links.get(device);
     if (link === undefined) {
       throw new WeirError(
         'NETWORK_SETUP',
@@ -160,9 +157,10 @@ export class NetworkSetup {
         'Has it been removed by hand? Start weir again.',
       );
     }
-    const desired = desiredNetwork(config, around, this.#retained);
+    const { hops, links } = kernel;
+    const desired = desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }, this.#retained);
     const settings = this.#applySettings(desired.sysctls);
-    const commands = difference(desired, link, installed);
+    const commands = difference(desired, link, ownedBy(device, kernel));
     await execute(commands);
     return {
       commands: [...settings.done, ...commands.map((command) => `ip ${command}`)],
@@ -215,8 +213,9 @@ export class NetworkSetup {
  * @throws WeirError ALREADY_RUNNING when a process holds the device; as NetworkSetup otherwise
  */
 export async function cleanNetwork(device: string): Promise<NetworkReport> {
-  const [links, { routes, rules }] = await Promise.all([readLinks(), readInstalled(device)]);
-  if (links.get(device)?.carrier) {
+  const kernel = await readKernel();
+  const { routes, rules } = ownedBy(device, kernel);
+  if (kernel.links.get(device)?.carrier) {
     throw new WeirError(
       'ALREADY_RUNNING',
       `a running weir holds ${device}`,

@@ -2,7 +2,7 @@ import { MessageChannel, type MessagePort, Worker } from 'node:worker_threads';
 import { type ErrorCode, WeirError } from '../base/errors.js';
 import type { TableMemory } from '../conntrack/memory.js';
 import type { DeviceFeatures } from '../io/device.js';
-import { createWake, type Wake } from '../io/open.js';
+import { createWake, type Wake } from '../io/wake.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
 import type { Snapshot } from './snapshot.js';
 import { allocateStats } from './stats.js';

@@ -126,7 +126,10 @@ export class Ring {
 
     const sqOffset = (field: number) => params.readUInt32LE(PARAMS_SQ_OFFSETS + field);
     const cqOffset = (field: number) => params.readUInt32LE(PARAMS_CQ_OFFSETS + field);
-    const ringBytes = Math.max(sqOffset(SQ_ARRAY) + SUBMISSION_ENTRIES * 4, cqOffset(CQ_CQES) + COMPLETION_ENTRIES * 16);
+    const ringBytes = Math.max(
+      sqOffset(SQ_ARRAY) + SUBMISSION_ENTRIES * 4,
+      cqOffset(CQ_CQES) + COMPLETION_ENTRIES * 16,
+    );
     this.#rings = map(ringBytes, MAP_SHARED | MAP_POPULATE, fd, OFFSET_RINGS);
     this.#entries = map(SUBMISSION_ENTRIES * 64, MAP_SHARED | MAP_POPULATE, fd, OFFSET_ENTRIES);
     this.#scratch = map(PAGE_BYTES, MAP_PRIVATE_ANONYMOUS, -1, 0);
@@ -198,7 +201,7 @@ export class Ring {
     for (let tries = 1; ; tries++) {
       const result = ioUringEnter(this.#fd, this.#queued, minComplete, flags, argument, argumentBytes);
       if (result > 0) this.#queued -= result;
-      if (this.#queued === 0) return result < 0 ? result : 0;
+      if (this.#queued === 0) return Math.min(result, 0);
       if (tries === SUBMIT_TRIES) return result < 0 ? result : -EAGAIN;
     }
   }

@@ -3,6 +3,18 @@ import { VNET_HEADER_BYTES } from '../wire/vnet.js';
 import type { PacketMemory } from './device.js';
 import { discardPages, MAP_PRIVATE_ANONYMOUS, mmap, viewMemory } from './syscalls.js';
 
+/** An open device as an engine takes it over: plain values, so that they can be handed to a Worker. */
+export interface KernelDevice {
+  readonly fd: number;
+  /** Packets have a virtio-net header before them, in both directions. */
+  readonly vnetHeader: boolean;
+  readonly udpSegmentation: boolean;
+  /** Bytes; a packet that is larger is cut off on its way in. */
+  readonly mtu: number;
+  /** The eventfd that ends a blocked `receive`: see wake. */
+  readonly wakeFd: number;
+}
+
 /** Slots beyond a full batch, for packets the data path makes itself. */
 const RESERVE_SLOTS = 32;
 

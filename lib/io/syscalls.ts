@@ -47,8 +47,8 @@ const F_GETFL = 3;
 const F_SETFL = 4;
 const MADV_DONTNEED = 4;
 
-export const { EPERM, EINTR, ENXIO, EBADF, EAGAIN, EACCES, EBUSY, ENOENT, ENODEV, EINVAL, EBADFD, ENOBUFS, ETIME } = koffi
-  .os.errno as Record<Errno, number>;
+export const { EPERM, EINTR, ENXIO, EBADF, EAGAIN, EACCES, EBUSY, ENOENT, ENODEV, EINVAL, EBADFD, ENOBUFS, ETIME } =
+  koffi.os.errno as Record<Errno, number>;
 
 type Errno =
   | 'EPERM'

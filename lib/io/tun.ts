@@ -161,7 +161,11 @@ function attachError(name: string, result: number): WeirError {
     case EACCES:
       return new WeirError('NO_PERMISSION', reason, PERMISSION_REMEDY);
     case EBUSY:
-      return new WeirError('DEVICE_TAKEN', reason, `stop the program that holds ${name}, or choose another device.name`);
+      return new WeirError(
+        'DEVICE_TAKEN',
+        reason,
+        `stop the program that holds ${name}, or choose another device.name`,
+      );
     case EINVAL:
       return new WeirError(
         'DEVICE_TAKEN',

@@ -17,7 +17,8 @@ export interface Wake {
 export function createWake(fd?: number): Wake {
   // Blocking on purpose: io_uring waits for it in the ring instead of giving EAGAIN back. A write blocks at 2^64 - 1.
   const wakeFd = fd ?? eventfd(0, EFD_CLOEXEC);
-  if (wakeFd < 0) throw new WeirError('DEVICE_FAILED', `eventfd: ${errnoName(wakeFd)}`, 'raise the limit of open files');
+  if (wakeFd < 0)
+    throw new WeirError('DEVICE_FAILED', `eventfd: ${errnoName(wakeFd)}`, 'raise the limit of open files');
   const one = new Uint8Array(new BigUint64Array([1n]).buffer);
   return {
     fd: wakeFd,

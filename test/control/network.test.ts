@@ -182,7 +182,7 @@ t.test('in a network namespace of its own', async (t) => {
     encoding: 'utf8',
   });
   if (able.status !== 0) {
-    t.plan(0, { skip: `cannot make a TUN device in a namespace: ${able.error?.message ?? able.stderr.trim()}` });
+    t.plan(0, `cannot make a TUN device in a namespace: ${able.error?.message ?? able.stderr.trim()}`);
     return;
   }
   t.match(execFileSync('ip', ['-V'], { encoding: 'utf8' }), /iproute2/);

@@ -1,0 +1,172 @@
+import type { Problem } from '../config/load.js';
+import type { FlowFormat } from './flow-formats.js';
+import type { FlowFilter } from './flows.js';
+
+/**
+ * What a running weir tells about itself and lets itself be told: the answers of the admin API, which the commands print. Sizes
+ * are in bytes, times in seconds, points in time in ISO 8601, counts since the start unless something else is said.
+ */
+export interface StatusView {
+  readonly version: string;
+  readonly pid: number;
+  readonly startedAt: string;
+  readonly uptimeSeconds: number;
+  readonly device: DeviceView;
+  readonly config: ConfigView;
+  readonly conntrack: { readonly tcp: FillView; readonly any: FillView };
+  readonly traffic: TrafficView;
+}
+
+export interface DeviceView {
+  readonly name: string;
+  readonly mtu: number;
+  readonly engine: string;
+  readonly vnetHeader: boolean;
+  readonly udpSegmentation: boolean;
+  /** How the engine was chosen and which offloads the kernel gave. */
+  readonly notes: readonly string[];
+}
+
+export interface ConfigView {
+  readonly path: string;
+  readonly services: number;
+  readonly backends: number;
+  /** Since when the configuration in use is in use. */
+  readonly appliedAt: string;
+  readonly ageSeconds: number;
+  /** The last time a file was read, whether or not it was taken; the start counts. */
+  readonly lastReload: { readonly success: boolean; readonly at: string; readonly message: string };
+}
+
+export interface FillView {
+  /** Connections that have not expired. */
+  readonly entries: number;
+  readonly limit: number;
+}
+
+export interface TrafficView {
+  /** Through the device: from the kernel (rx) and back to it (tx). */
+  readonly rxPackets: number;
+  readonly rxBytes: number;
+  readonly txPackets: number;
+  readonly txBytes: number;
+  readonly batches: number;
+  readonly forwarded: number;
+  /** Without a record, the table being full. */
+  readonly stateless: number;
+  /** Connections taken up in the middle. */
+  readonly pickedUp: number;
+  /** Flows ended because their backend's drain time was over. */
+  readonly cut: number;
+  /** By reason; every reason is there. */
+  readonly drops: Readonly<Record<string, number>>;
+  readonly replies: Readonly<Record<string, number>>;
+  readonly passes: Readonly<Record<string, number>>;
+}
+
+export interface ServiceView {
+  readonly name: string;
+  /** The VIP. */
+  readonly address: string;
+  readonly port: number;
+  readonly protocol: string;
+  readonly algorithm: string;
+  readonly mode: string;
+  /** No longer in the file; listed while its flows are kept. */
+  readonly removed: boolean;
+  readonly backends: readonly BackendView[];
+}
+
+export interface BackendView {
+  readonly name: string;
+  readonly address: string;
+  readonly port: number;
+  /** 0 for a removed one. */
+  readonly weight: number;
+  /** `active`: takes new connections; `draining`: weight 0, or removed and its flows are kept. */
+  readonly state: 'active' | 'draining';
+  readonly removed: boolean;
+  /** Begun since the start. */
+  readonly connections: number;
+  /** Live now. */
+  readonly flows: number;
+  readonly packets: { readonly original: number; readonly reply: number };
+  readonly bytes: { readonly original: number; readonly reply: number };
+}
+
+export interface ConntrackView {
+  readonly tables: { readonly tcp: TableView; readonly any: TableView };
+  readonly gc: {
+    readonly runs: number;
+    readonly intervalSeconds: number;
+    readonly lastPassSeconds: number;
+    readonly longestSliceSeconds: number;
+    readonly lastDeleted: number;
+  };
+  /** Drops that happened at least once, by reason. */
+  readonly drops: Readonly<Record<string, number>>;
+}
+
+export interface TableView extends FillView {
+  /** Live connections by state. */
+  readonly states: Readonly<Record<string, number>>;
+  /** With the expired ones that the garbage collector has not come to. */
+  readonly records: number;
+  readonly inserted: number;
+  /** Refused: full, and nothing could be evicted. */
+  readonly insertFailures: number;
+  readonly evicted: { readonly expired: number; readonly closing: number; readonly halfOpen: number };
+  /** Taken out by the garbage collector. */
+  readonly collected: number;
+}
+
+/** All of it at one moment, for a scrape. */
+export interface Overview {
+  readonly status: StatusView;
+  readonly services: readonly ServiceView[];
+  readonly conntrack: ConntrackView;
+}
+
+export interface ReloadView {
+  readonly path: string;
+  readonly services: number;
+  readonly backends: number;
+  /** Kept for their flows though they left the file. */
+  readonly removedBackends: number;
+  /** ip and sysctl commands that were executed. */
+  readonly commands: readonly string[];
+  readonly tookMs: number;
+}
+
+export interface FlushView {
+  /** Connections forgotten. */
+  readonly flushed: number;
+}
+
+/** Every answer that is no success. */
+export interface ErrorView {
+  readonly code: string;
+  readonly message: string;
+  readonly remedy: string;
+  /** Of a refused configuration. */
+  readonly problems?: readonly Problem[];
+}
+
+/** A running weir, as the admin API sees it. */
+export interface RunningWeir {
+  status(): StatusView;
+  services(): ServiceView[];
+  conntrack(): ConntrackView;
+  overview(): Overview;
+  /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
+  listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
+  /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
+  flush(filter: FlowFilter): Promise<FlushView>;
+  /** Reads the file again and applies it. @throws WeirError; the old configuration is then still in use */
+  reload(): Promise<ReloadView>;
+}
+
+/** What is served to programs and where; closed when weir stops. */
+export interface AdminEndpoint {
+  close(): Promise<void>;
+}

@@ -11,10 +11,10 @@ interface ServiceRow {
 
 /** A file in which each service and each backend has a line of its own: services begin on line `top + 2`. */
 function problemsOf(top: string, services: readonly ServiceRow[]): string[] {
-  let text = `${top}services:\n`;
+  let text = `${top}services:${services.length === 0 ? ' []' : ''}\n`;
   services.forEach(({ backends = [], ...rest }, i) => {
     text += ` - ${JSON.stringify({ name: `s${i}`, address: `10.96.0.${i + 1}`, port: 80, ...rest }).slice(0, -1)}, "backends": [\n`;
-    text += `${backends.map((backend) => `   ${JSON.stringify({ port: 80, ...backend })}`).join(',\n')}]}\n`;
+    text += `${backends.map((backend) => `   ${JSON.stringify({ port: 80, ...backend })},\n`).join('')}   ]}\n`;
   });
   return parseConfig(text).problems.map((problem) => formatProblem('', problem).replace(/^:(\d+):\d+/, '$1'));
 }
@@ -98,10 +98,9 @@ t.test('an address has one role', async (t) => {
   ]);
   t.same(problemsOf(SNAT, [{ address: '10.255.0.1' }]), ['1 snat.addresses[0]: is also the VIP of services[0]']);
   t.same(problemsOf(TUNNEL, [{ address: '192.0.2.1' }]), ['1 tunnel.address: is also the VIP of services[0]']);
-  t.same(
-    problemsOf(SNAT, [{ backends: backend('10.255.0.1') }]),
-    ['3 services[0].backends[0].address: is also snat.addresses[0]'].map((p) => p.replace('3', '4')),
-  );
+  t.same(problemsOf(SNAT, [{ backends: backend('10.255.0.1') }]), [
+    '3 services[0].backends[0].address: is also snat.addresses[0]',
+  ]);
   t.match(problemsOf(`${TUNNEL}snat: {addresses: [192.0.2.1]}\n`, []), [
     '2 snat.addresses[0]: is also `tunnel.address`',
   ]);

@@ -1,0 +1,133 @@
+import { existsSync } from 'node:fs';
+import t from 'tap';
+import { HTTP_PORT, type Lab, VIP } from '../../lib/lab/topology.js';
+import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.js';
+import { needsRoot } from '../support/skip.js';
+
+t.setTimeout(300_000);
+
+async function answers(lab: Lab): Promise<boolean> {
+  const { stdout } = await lab.exec('client', 'curl', ['-s', '-m', '5', `http://${VIP}:${PORTS.dnat}/`]);
+  return stdout.includes('"backend"');
+}
+
+/** What of weir's the kernel holds. */
+async function traces(lab: Lab): Promise<string[]> {
+  const script =
+    'ip rule show | grep -v "lookup \\(local\\|main\\|default\\)$"; ip route show table all | grep -E "weir0|10096|blackhole|10[.]96[.]"; ip -o link show weir0 2>/dev/null';
+  const { stdout } = await lab.exec('gw', 'sh', ['-c', script]);
+  return stdout.split('\n').filter((line) => line !== '');
+}
+
+t.test('SIGTERM leaves nothing; kill -9 leaves what the next start cleans', needsRoot(t, 'ip', 'curl'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+
+  const first = await lab.startWeir(gatewayConfig(lab));
+  t.ok(await answers(lab));
+  t.not((await traces(lab)).length, 0);
+  t.equal(await first.stop('SIGTERM'), 0, 'SIGTERM ends it with 0');
+  t.same(await traces(lab), [], 'device, routes and rules are gone');
+  t.notOk(existsSync(first.socket), 'and so is the socket');
+
+  const second = await lab.startWeir(gatewayConfig(lab));
+  await second.stop('SIGKILL');
+  const left = await traces(lab);
+  t.ok(
+    left.some((line) => line.includes('blackhole')),
+    'after kill -9 the blackholes hold the connections',
+  );
+  t.ok(left.some((line) => line.includes('10096')));
+
+  const third = await lab.startWeir(gatewayConfig(lab));
+  t.ok(await answers(lab), 'a start over the remains works');
+  t.equal(await third.stop('SIGTERM'), 0);
+  t.same(await traces(lab), [], 'and takes them away at its end');
+});
+
+t.test('a second weir is refused; the first goes on', needsRoot(t, 'ip', 'curl'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  const weir = await lab.startWeir(gatewayConfig(lab));
+  for (const socket of [weir.socket, `${lab.dir}/other.sock`]) {
+    const refused = await t.rejects(lab.startWeir(gatewayConfig(lab), { socket, name: 'second' }));
+    t.type(refused, Error);
+  }
+  t.ok(await answers(lab));
+  t.equal(await weir.stop(), 0);
+});
+
+t.test('kill -9 and a start in the middle of transfers', needsRoot(t, 'ip', 'iperf3'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  lab.spawn('b1', 'iperf3', 'iperf3', ['-s']);
+  for (const [name, args] of [
+    ['upload', []],
+    ['download', ['-R']],
+  ] as const) {
+    let weir = await lab.startWeir(gatewayConfig(lab));
+    const transfer = lab.exec('client', 'iperf3', ['-c', VIP, '-p', String(PORTS.iperf), '-t', '10', '-J', ...args], {
+      timeoutMs: 60_000,
+    });
+    await new Promise((resolve) => setTimeout(resolve, 3500));
+    await weir.stop('SIGKILL');
+    weir = await lab.startWeir(gatewayConfig(lab));
+    const { stdout, status } = await transfer;
+    t.equal(status, 0, `${name}: iperf3 ends well`);
+    const { end, error } = JSON.parse(stdout);
+    t.equal(error, undefined, `${name}: ${error ?? 'no error'}`);
+    t.ok(end.sum_received.bytes > 0);
+    t.equal(await weir.stop(), 0);
+  }
+});
+
+t.test('reload: a live flow stays, a bad file changes nothing', needsRoot(t, 'ip', 'curl'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  const weir = await lab.startWeir(gatewayConfig(lab));
+  const download = lab.exec(
+    'client',
+    'curl',
+    [
+      '-sS',
+      '--fail',
+      '--limit-rate',
+      '30M',
+      '-o',
+      '/dev/null',
+      '-w',
+      '%{size_download}',
+      `http://${VIP}:${PORTS.dnat}/bytes/100000000`,
+    ],
+    { timeoutMs: 60_000 },
+  );
+  await new Promise((resolve) => setTimeout(resolve, 500));
+  await weir.reload(gatewayConfig(lab, { algorithm: 'random' }));
+  await t.rejects(weir.reload('services: [{ name: x }]'), 'a file with mistakes is refused');
+  t.ok(await answers(lab), 'and the old configuration goes on');
+  t.equal((await download).stdout, '100000000', 'the transfer has seen nothing of it');
+  const list = await weir.command(['ct', 'list', '-o', 'json']);
+  t.ok(JSON.parse(list.stdout).some((flow: { service: string }) => flow.service === 'web'));
+  const direct = await lab.exec('client', 'curl', ['-s', '-m', '5', `http://10.2.0.11:${HTTP_PORT}/`]);
+  t.match(direct.stdout, /"client":"10.1.0.2"/, 'a direct connection to a backend keeps working');
+  t.equal(await weir.stop(), 0);
+});
+
+t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  for (const engine of ['io_uring', 'readwrite'] as const) {
+    const weir = await lab.startWeir(gatewayConfig(lab, { engine }));
+    const before = await cpuTicks(lab, weir.pid);
+    await new Promise((resolve) => setTimeout(resolve, 5000));
+    const used = (await cpuTicks(lab, weir.pid)) - before;
+    t.ok(used <= 5, `${engine}: ${used} ticks of 10 ms in 5 s`);
+    t.equal(await weir.stop(), 0);
+  }
+});
+
+async function cpuTicks(lab: Lab, pid: number): Promise<number> {
+  const { stdout } = await lab.exec('gw', 'cat', [`/proc/${pid}/stat`]);
+  const fields = stdout.slice(stdout.lastIndexOf(')') + 2).split(' ');
+  return Number(fields[11]) + Number(fields[12]);
+}

@@ -1,6 +1,6 @@
-import { request } from 'node:http';
-import { WeirError } from '../base/errors.js';
-import type { ErrorView } from '../control/views.js';
+import { type IncomingMessage, request } from 'node:http';
+import { ERROR_MEANINGS, type ErrorCode, WeirError } from '../base/errors.js';
+import type { ErrorView } from '../control/view.js';
 
 /** A call to a running weir over its admin socket. */
 export interface Call {
@@ -19,41 +19,52 @@ export async function callJson<T>(call: Call): Promise<T> {
   return JSON.parse(text) as T;
 }
 
-/** Hands over the answer as it comes; `sink` may return a promise to slow it down. */
+/** Hands over the answer as it comes; `sink` may return a promise to slow it down. @throws as callJson */
 export async function callStream(call: Call, sink: (chunk: string) => void | Promise<void>): Promise<void> {
-  const query = new URLSearchParams(
-    Object.entries(call.query ?? {}).filter((entry): entry is [string, string] => entry[1] !== undefined),
-  ).toString();
-  const path = query === '' ? call.path : `${call.path}?${query}`;
-  const response = await new Promise<import('node:http').IncomingMessage>((resolve, reject) => {
-    const message = request({ socketPath: call.socket, path, method: call.method ?? 'GET' }, resolve);
-    message.once('error', (error: NodeJS.ErrnoException) => reject(connectError(call.socket, error)));
+  const response = await open(call);
+  response.setEncoding('utf8');
+  const isSuccess = response.statusCode === 200;
+  let refusal = '';
+  try {
+    for await (const chunk of response as AsyncIterable<string>) {
+      if (isSuccess) await sink(chunk);
+      else refusal += chunk;
+    }
+  } catch (error) {
+    throw new WeirError('NOT_RUNNING', `weir ended in the middle of its answer`, 'See its log.', error);
+  }
+  if (!isSuccess) throw answerError(response.statusCode ?? 0, refusal);
+}
+
+function open({ socket, method = 'GET', path, query = {} }: Call): Promise<IncomingMessage> {
+  const parameters = new URLSearchParams();
+  for (const [key, value] of Object.entries(query)) if (value !== undefined) parameters.set(key, value);
+  return new Promise((resolve, reject) => {
+    const message = request({ socketPath: socket, path: `${path}?${parameters}`, method }, resolve);
+    message.on('error', (error: NodeJS.ErrnoException) => reject(connectError(socket, error)));
     message.end();
   });
-  response.setEncoding('utf8');
-  if (response.statusCode !== 200) {
-    let body = '';
-    for await (const chunk of response) body += chunk;
-    throw answerError(response.statusCode ?? 0, body);
-  }
-  for await (const chunk of response) await sink(chunk as string);
 }
 
 function connectError(socket: string, error: NodeJS.ErrnoException): WeirError {
   if (error.code === 'EACCES' || error.code === 'EPERM') {
     return new WeirError('NO_PERMISSION', `${socket} may not be opened`, 'Run this as the user weir runs as.', error);
   }
-  const remedy = 'Start it with `weir run -c FILE`, or name its socket with --socket or $WEIR_SOCKET.';
-  return new WeirError('NOT_RUNNING', `no weir answers on ${socket}`, remedy, error);
+  return new WeirError(
+    'NOT_RUNNING',
+    `no weir answers on ${socket}`,
+    'Start it with `weir run -c FILE`, or name its socket with --socket or $WEIR_SOCKET.',
+    error,
+  );
 }
 
 function answerError(status: number, body: string): WeirError {
-  let parsed: Partial<ErrorView> & { problems?: string[] } = {};
+  let view: Partial<ErrorView>;
   try {
-    parsed = JSON.parse(body);
+    view = JSON.parse(body) as Partial<ErrorView>;
   } catch {
-    // Not ours; the status says it.
+    return new WeirError('NOT_RUNNING', `what answers is no weir (status ${status})`, 'Name another --socket.');
   }
-  if (parsed.problems !== undefined) return new WeirError('CONFIG_INVALID', parsed.problems.join('\n'));
-  return new WeirError('USAGE', parsed.message ?? `the answer was ${status}`, parsed.remedy ?? '');
+  const { code = '', message = `the answer was ${status}`, remedy = '' } = view;
+  return new WeirError(code in ERROR_MEANINGS ? (code as ErrorCode) : 'NOT_SUPPORTED', message, remedy);
 }

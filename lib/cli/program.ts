@@ -1,36 +1,24 @@
-import { Command, CommanderError, InvalidArgumentError, Option } from 'commander';
-import { WeirError } from '../base/errors.js';
+import { Command, InvalidArgumentError, Option } from 'commander';
+import { plural } from '../control/summary.js';
+import { report } from './report.js';
 
-/** What the commands do; the composition root hands it in, so that each loads only what it needs. */
-export interface Actions {
-  run(options: { config: string; socket?: string; pretty?: boolean }): Promise<void>;
-  check(options: { config: string; output: 'text' | 'json' }): Promise<void>;
-  net(options: { config: string; clean?: boolean; output: 'text' | 'json' }): Promise<void>;
-  replay(options: ReplayArguments): Promise<void>;
-  maglev(service: string, options: { config: string; output: 'table' | 'json' }): Promise<void>;
-  ctList(options: FilterArguments & { output: string }): Promise<void>;
-  ctStats(options: SocketArguments & { output: 'table' | 'json' }): Promise<void>;
-  ctFlush(options: FilterArguments & { all?: boolean }): Promise<void>;
-  status(options: SocketArguments & { output: 'table' | 'json' }): Promise<void>;
-  services(options: SocketArguments & { output: 'table' | 'json' }): Promise<void>;
-  reload(options: SocketArguments): Promise<void>;
-  labUp(options: LabArguments): Promise<void>;
-  labDemo(options: LabArguments): Promise<void>;
-  labDown(options: LabArguments): Promise<void>;
+/** What this folder may not reach by itself; the composition root hands it in. */
+export interface Parts {
+  readonly version: string;
+  /** Returns the exit code. */
+  run(request: RunRequest): Promise<number>;
+  replay(request: ReplayRequest): Promise<ReplayOutcome>;
+  /** Returns the exit code. */
+  lab(verb: 'up' | 'demo' | 'down', request: LabRequest): Promise<number>;
 }
 
-export interface SocketArguments {
-  readonly socket: string;
+export interface RunRequest {
+  readonly config: string;
+  readonly socket?: string;
+  readonly pretty: boolean;
 }
 
-export interface FilterArguments extends SocketArguments {
-  readonly service?: string;
-  readonly backend?: string;
-  readonly client?: string;
-  readonly state?: string;
-}
-
-export interface ReplayArguments {
+export interface ReplayRequest {
   readonly config: string;
   readonly in: string;
   readonly out: string;
@@ -41,18 +29,15 @@ export interface ReplayArguments {
   readonly recovering?: boolean;
 }
 
-export interface LabArguments {
-  readonly prefix: string;
+export interface ReplayOutcome {
+  readonly packets: number;
+  readonly emitted: number;
+  readonly seconds: number;
+  readonly verdicts: Readonly<Record<string, number>>;
 }
 
-/** Thrown by an action that has said all there is to say, to end with a code of its own. */
-export class Exit extends Error {
-  readonly code: number;
-
-  constructor(code: number) {
-    super(`exit ${code}`);
-    this.code = code;
-  }
+export interface LabRequest {
+  readonly prefix: string;
 }
 
 const DEFAULT_SOCKET = '/run/weir/weir.sock';
@@ -62,128 +47,138 @@ const DEFAULT_SOCKET = '/run/weir/weir.sock';
  *
  * @returns the exit code: 0 only on success; 2 for a command line or a configuration with mistakes, 1 for all else.
  */
-export async function runProgram(argv: readonly string[], version: string, actions: Actions): Promise<number> {
+export async function runProgram(argv: readonly string[], parts: Parts): Promise<number> {
+  let code = 0;
+  const program = createProgram(parts, (result) => {
+    code = result;
+  });
   try {
-    await createProgram(version, actions).parseAsync([...argv]);
-    return 0;
+    await program.parseAsync([...argv]);
+    return code;
   } catch (error) {
-    if (error instanceof Exit) return error.code;
-    if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : 2;
     return report(error);
   }
 }
 
-/** One sentence and the remedy; a stack only for who asks with WEIR_DEBUG. */
-function report(error: unknown): number {
-  if (!(error instanceof WeirError)) {
-    console.error(
-      `weir: ${error instanceof Error ? error.message : String(error)}. This is a bug in weir; please report it.`,
-    );
-    if (process.env.WEIR_DEBUG) console.error(error);
-    return 1;
-  }
-  // A configuration's mistakes are lines to jump to, not a sentence.
-  if (error.code === 'CONFIG_INVALID') console.error(error.message);
-  else console.error(`weir: ${error.message}.${error.remedy ? ` ${sentence(error.remedy)}` : ''}`);
-  if (process.env.WEIR_DEBUG) console.error(error);
-  return error.code === 'CONFIG_INVALID' || error.code === 'USAGE' ? 2 : 1;
-}
-
-function sentence(text: string): string {
-  const capital = text.charAt(0).toUpperCase() + text.slice(1);
-  return /[.!?)]$/.test(capital) ? capital : `${capital}.`;
-}
-
-function createProgram(version: string, actions: Actions): Command {
+/** Commands are imported when they are called: `weir check` must not wait for what `weir run` needs. */
+function createProgram(parts: Parts, exit: (code: number) => void): Command {
   const program = new Command('weir')
     .description('A userspace L4 load balancer with its own connection tracking.')
-    .version(version)
-    .exitOverride()
-    .showHelpAfterError('(--help shows what is possible)')
+    .version(parts.version)
     .addHelpText(
       'after',
       '\nExamples:\n  weir check -c weir.yaml\n  weir run -c weir.yaml\n  weir ct list -o cilium --service web',
     );
-  const command = (parent: Command, name: string, description: string, example: string): Command =>
-    parent.command(name).description(description).addHelpText('after', `\nExample:\n  ${example}`).exitOverride();
-
-  command(program, 'run', 'Balance packets until SIGTERM. SIGHUP reloads the file.', 'weir run -c /etc/weir/weir.yaml')
-    .requiredOption('-c, --config <file>', 'the configuration')
-    .option('--socket <path>', 'admin socket, instead of the one in the file')
-    .option('--pretty', 'log text instead of JSON (the default on a terminal)')
-    .action((options) => actions.run(options));
-
-  command(program, 'check', 'Judge a configuration; lists every mistake with its position.', 'weir check -c weir.yaml')
-    .requiredOption('-c, --config <file>', 'the configuration')
-    .addOption(output(['text', 'json']))
-    .action((options) => actions.check(options));
-
-  command(program, 'net', 'Print the ip and sysctl commands `run` executes.', 'weir net -c weir.yaml')
-    .requiredOption('-c, --config <file>', 'the configuration')
-    .option('--clean', 'instead remove what a weir that was killed left in the kernel')
-    .addOption(output(['text', 'json']))
-    .action((options) => actions.net(options));
-
-  command(
-    program,
-    'replay',
-    'Run a capture through the same pipeline, with its timestamps as the clock. Needs no root and no device.',
-    'weir replay -c weir.yaml --in in.pcap --out out.pcap --json out.jsonl',
-  )
-    .requiredOption('-c, --config <file>', 'the configuration')
-    .requiredOption('--in <pcap>', 'pcap or pcapng to read')
-    .requiredOption('--out <pcap>', 'packets that leave weir')
-    .requiredOption('--json <jsonl>', 'one line per packet: verdict, reason, flow, bytes out')
-    .option('--conntrack <json>', 'the connections at the end, as `weir ct list -o json` prints them')
-    .option('--timeline <jsonl>', 'reloads, health changes and the end, by time')
-    .option('--seed <n>', 'seed of the lots drawn and of the table secret', integer, 1)
-    .option('--recovering', 'begin as after a start without a table')
-    .action((options) => actions.replay(options));
-
-  command(program, 'maglev', 'Show who owns how much of a service’s Maglev table.', 'weir maglev -c weir.yaml web')
-    .argument('<service>', 'name of a service')
-    .requiredOption('-c, --config <file>', 'the configuration')
-    .addOption(output(['table', 'json']))
-    .action((service, options) => actions.maglev(service, options));
-
-  const ct = command(program, 'ct', 'Look at the connections of a running weir.', 'weir ct list --state ESTABLISHED');
-  withFilter(command(ct, 'list', 'List connections.', 'weir ct list --client 10.1.0.0/24 -o cilium'))
-    .addOption(output(['table', 'json', 'cilium', 'conntrack']))
-    .action((options) => actions.ctList(options));
-  withSocket(
-    command(ct, 'stats', 'Show how full the tables are and what was dropped, by reason.', 'weir ct stats -o json'),
-  )
-    .addOption(output(['table', 'json']))
-    .action((options) => actions.ctStats(options));
-  withFilter(command(ct, 'flush', 'Forget connections.', 'weir ct flush --backend web/b1'))
-    .option('--all', 'every connection: needed when no filter is given')
-    .action((options) => actions.ctFlush(options));
-
-  withSocket(command(program, 'status', 'Show a running weir: device, configuration, services.', 'weir status -o json'))
-    .addOption(output(['table', 'json']))
-    .action((options) => actions.status(options));
-  withSocket(command(program, 'services', 'List services and backends with what they did.', 'weir services'))
-    .addOption(output(['table', 'json']))
-    .action((options) => actions.services(options));
-  withSocket(command(program, 'reload', 'Have a running weir read its file again.', 'weir reload')).action((options) =>
-    actions.reload(options),
-  );
-
-  const lab = command(program, 'lab', 'A lab of network namespaces: client, gateway, three backends.', 'weir lab demo');
-  for (const [name, description, action] of [
-    ['up', 'Build the lab and run weir in it until Ctrl-C.', 'labUp'],
-    ['demo', 'Build it, send traffic, show what happens, clean up. Takes under a minute.', 'labDemo'],
-    ['down', 'Remove a lab that was left behind.', 'labDown'],
-  ] as const) {
-    command(lab, name, description, `weir lab ${name}`)
-      .option('--prefix <name>', 'prefix of the namespaces', 'weir')
-      .action((options) => actions[action](options));
-  }
+  settle(program);
+  addFileCommands(program, parts, exit);
+  addRunningCommands(program);
+  addLabCommands(program, parts, exit);
   return program;
 }
 
-function output(choices: string[]): Option {
-  return new Option('-o, --output <format>', 'how to print').choices(choices).default(choices[0]);
+function addFileCommands(program: Command, parts: Parts, exit: (code: number) => void): void {
+  withConfig(command(program, 'run', 'Balance packets until SIGTERM; SIGHUP reads the file again.', 'run -c weir.yaml'))
+    .addOption(new Option('--socket <path>', 'admin socket, instead of the one in the file').env('WEIR_SOCKET'))
+    .option('--pretty', 'log for people instead of JSON lines (the default on a terminal)')
+    .action(async ({ pretty = process.stdout.isTTY === true, ...options }) =>
+      exit(await parts.run({ ...options, pretty })),
+    );
+
+  withConfig(
+    command(program, 'check', 'Judge a configuration: every mistake, with its position.', 'check -c weir.yaml'),
+  )
+    .addOption(output(['text', 'json']))
+    .action(async (options) => (await import('./check.js')).check(options));
+
+  withConfig(command(program, 'net', 'Print the ip and sysctl commands that `run` executes.', 'net -c weir.yaml'))
+    .option('--clean', 'remove what a killed weir left in the kernel, blackholes included')
+    .addOption(output(['text', 'json']))
+    .action(async (options) => (await import('./net.js')).net(options));
+
+  withConfig(
+    command(
+      program,
+      'replay',
+      'Run a capture through the same pipeline, with its timestamps as the clock. Needs neither root nor a device.',
+      'replay -c weir.yaml --in in.pcap --out out.pcap --json out.jsonl',
+    ),
+  )
+    .requiredOption('--in <pcap>', 'pcap or pcapng to read')
+    .requiredOption('--out <pcap>', 'packets that leave weir')
+    .requiredOption('--json <jsonl>', 'a line per packet: verdict, reason, flow, bytes out')
+    .option('--conntrack <json>', 'the connections at the end, as `weir ct list -o json` prints them')
+    .option('--timeline <jsonl>', 'configurations, health changes and the end, by time')
+    .option('--seed <n>', 'seed of the lots drawn and of the table’s secret', parseSeed, 1)
+    .option('--recovering', 'begin as after a start without a table')
+    .action(async (options) => console.error(sayReplay(await parts.replay(options))));
+
+  withConfig(
+    command(program, 'maglev', 'Show who owns how much of a service’s Maglev table.', 'maglev -c weir.yaml web'),
+  )
+    .argument('<service>', 'name of a service')
+    .addOption(output(['table', 'json']))
+    .action(async (service, options) => (await import('./maglev.js')).maglev(service, options));
+}
+
+function addRunningCommands(program: Command): void {
+  const running = () => import('./running.js');
+  const table = (): Option => output(['table', 'json']);
+  withSocket(command(program, 'status', 'Show a running weir: device, configuration, services.', 'status -o json'))
+    .addOption(table())
+    .action(async (options) => (await running()).status(options));
+  withSocket(command(program, 'services', 'List services and backends, with what they carry.', 'services'))
+    .addOption(table())
+    .action(async (options) => (await running()).services(options));
+  withSocket(command(program, 'reload', 'Have a running weir read its file again.', 'reload'))
+    .addOption(table())
+    .action(async (options) => (await running()).reload(options));
+
+  const ct = command(program, 'ct', 'Look into the connection table of a running weir.', 'ct list --state ESTABLISHED');
+  withFilter(command(ct, 'list', 'List connections.', 'ct list --client 10.1.0.0/24 -o cilium'))
+    .addOption(output(['table', 'json', 'cilium', 'conntrack']))
+    .action(async (options) => (await running()).ctList(options));
+  withSocket(command(ct, 'stats', 'Show how full the tables are, and drops by reason.', 'ct stats -o json'))
+    .addOption(table())
+    .action(async (options) => (await running()).ctStats(options));
+  withFilter(command(ct, 'flush', 'Forget connections: their next packets are unknown.', 'ct flush --backend web/b1'))
+    .option('--all', 'every connection; needed when there is no filter')
+    .addOption(table())
+    .action(async (options) => (await running()).ctFlush(options));
+}
+
+function addLabCommands(program: Command, parts: Parts, exit: (code: number) => void): void {
+  const lab = command(program, 'lab', 'A lab of network namespaces: client, gateway, three backends.', 'lab demo');
+  for (const [verb, description] of [
+    ['up', 'Build the lab, with weir running in it.'],
+    ['demo', 'Build it, send traffic, show what happens, remove it. Takes under a minute.'],
+    ['down', 'Remove the lab.'],
+  ] as const) {
+    command(lab, verb, description, `lab ${verb}`)
+      .option('--prefix <name>', 'what the names of the namespaces begin with', 'weir')
+      .action(async (options) => exit(await parts.lab(verb, options)));
+  }
+}
+
+function command(parent: Command, name: string, description: string, example: string): Command {
+  return settle(parent.command(name).description(description).addHelpText('after', `\nExample:\n  weir ${example}`));
+}
+
+/** Errors are thrown, and printed as all others are. */
+function settle(command: Command): Command {
+  return command.exitOverride().configureOutput({
+    outputError: (text, write) => {
+      const message = text.trim().replace(/^error: /, '').replace(/\n/g, ' ').replace(/\.$/, '');
+      write(`weir: ${message}. See \`${fullName(command)} --help\`.\n`);
+    },
+  });
+}
+
+function fullName(command: Command): string {
+  return command.parent === null ? command.name() : `${fullName(command.parent)} ${command.name()}`;
+}
+
+function withConfig(command: Command): Command {
+  return command.requiredOption('-c, --config <file>', 'the configuration');
 }
 
 function withSocket(command: Command): Command {
@@ -198,7 +193,17 @@ function withFilter(command: Command): Command {
     .option('--state <state>', 'only in this state');
 }
 
-function integer(text: string): number {
-  if (!/^-?\d{1,10}$/.test(text)) throw new InvalidArgumentError('It is not an integer.');
+function output(choices: string[]): Option {
+  return new Option('-o, --output <format>', 'how to print').choices(choices).default(choices[0]);
+}
+
+function parseSeed(text: string): number {
+  if (!/^-?\d{1,10}$/.test(text)) throw new InvalidArgumentError('It is no integer.');
   return Number(text);
+}
+
+function sayReplay({ packets, emitted, seconds, verdicts }: ReplayOutcome): string {
+  const parts = Object.entries(verdicts).filter(([, count]) => count > 0);
+  const split = parts.map(([verdict, count]) => `${verdict} ${count}`).join(', ');
+  return `${plural(packets, 'packet')} in ${seconds.toFixed(3)} s, ${emitted} out${split === '' ? '' : `: ${split}`}`;
 }

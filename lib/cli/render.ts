@@ -1,9 +1,11 @@
-import type { ConntrackStatsView, ServiceView, StatusView } from '../control/views.js';
+import type { ConntrackView, ServiceView, StatusView } from '../control/view.js';
 
-/** Tables for people. Numbers are right-aligned. */
-export function renderTable(head: readonly string[], rows: readonly (readonly (string | number)[])[]): string {
-  const widths = head.map((cell, i) => Math.max(cell.length, ...rows.map((row) => String(row[i]).length)));
-  const line = (row: readonly (string | number)[]): string =>
+type Cell = string | number;
+
+/** A table for people; numbers are right-aligned. */
+export function renderTable(head: readonly string[], rows: readonly (readonly Cell[])[]): string {
+  const widths = head.map((title, i) => Math.max(title.length, ...rows.map((row) => String(row[i]).length)));
+  const line = (row: readonly Cell[]): string =>
     row
       .map((cell, i) => (typeof cell === 'number' ? String(cell).padStart(widths[i]!) : cell.padEnd(widths[i]!)))
       .join('  ')
@@ -12,90 +14,83 @@ export function renderTable(head: readonly string[], rows: readonly (readonly (s
 }
 
 export function renderServices(services: readonly ServiceView[]): string {
-  const rows = services.flatMap(({ name, vip, protocol, algorithm, mode, backends }) => {
-    const service = [name, `${vip}/${protocol}`, `${algorithm} ${mode}`];
-    if (backends.length === 0) return [[...service, '(none)', '', 0, '', 0, 0, 0]];
-    return backends.map((backend, i) => [
+  if (services.length === 0) return 'no services\n';
+  const rows = services.flatMap(({ name, address, port, protocol, algorithm, mode, removed, backends }) => {
+    const how = `${algorithm} ${mode}${removed ? ', removed' : ''}`;
+    const service = [name, `${address}:${port}/${protocol}`, how];
+    if (backends.length === 0) return [[...service, '(none)', '', 0, '', 0, 0, 0, 0]];
+    return backends.map((backend, i): Cell[] => [
       ...(i === 0 ? service : ['', '', '']),
       backend.name,
-      backend.endpoint,
+      `${backend.address}:${backend.port}`,
       backend.weight,
-      backend.takesNew ? 'up' : 'no new',
+      backend.removed ? 'removed' : backend.state,
+      backend.flows,
       backend.connections,
       backend.bytes.original,
       backend.bytes.reply,
     ]);
   });
-  const head = ['SERVICE', 'VIP', 'HOW', 'BACKEND', 'ENDPOINT', 'WEIGHT', 'STATE', 'OPENED', 'BYTES IN', 'BYTES OUT'];
-  return renderTable(head, rows);
+  return renderTable(
+    ['SERVICE', 'VIP', 'HOW', 'BACKEND', 'ADDRESS', 'WEIGHT', 'STATE', 'FLOWS', 'OPENED', 'BYTES IN', 'BYTES OUT'],
+    rows,
+  );
 }
 
-export function renderStatus(status: StatusView): string {
-  const { device, lastReload } = status;
-  const lines = [
-    ['process', `pid ${status.pid}, up ${duration(status.uptimeSeconds)}`],
+export function renderStatus({ version, pid, uptimeSeconds, device, config, conntrack, traffic }: StatusView): string {
+  const { lastReload } = config;
+  const rows: [string, string][] = [
+    ['weir', `${version}, pid ${pid}, up ${sayDuration(uptimeSeconds)}`],
+    ['device', `${device.name}, mtu ${device.mtu}, ${device.engine}`],
+    ...device.notes.map((note): [string, string] => ['', note]),
+    ['config', `${config.path}, version ${config.version}, for ${sayDuration(config.ageSeconds)}`],
+    ...(lastReload.success ? [] : indent(`refused ${lastReload.at}`, lastReload.message)),
     [
-      'config',
-      `${status.configFile}, version ${status.configVersion}, in force for ${duration(status.configAgeSeconds)}`,
+      'connections',
+      `tcp ${conntrack.tcp.entries} of ${conntrack.tcp.limit}, other ${conntrack.any.entries} of ${conntrack.any.limit}`,
     ],
-    ['last reload', lastReload.success ? 'succeeded' : `refused at ${lastReload.at}`],
-    ...lastReload.problems.map((problem) => ['', problem]),
-    ['device', `${device.name}, mtu ${device.mtu}, engine ${device.engine}`],
-    [
-      'offloads',
-      Object.entries(device.offloads)
-        .map(([name, on]) => `${name} ${on ? 'on' : 'off'}`)
-        .join(', '),
-    ],
+    ['packets', `${traffic.rxPackets} in, ${traffic.txPackets} out, ${sum(traffic.drops)} dropped`],
   ];
-  return `${lines.map(([key, value]) => `${key!.padEnd(12)} ${value}`).join('\n')}\n\n${renderServices(status.services)}`;
+  return rows.map(([key, value]) => `${key.padEnd(12)} ${value}\n`).join('');
 }
 
-export function renderConntrackStats({ tables, gc, packets, reasons }: ConntrackStatsView): string {
-  const head = ['TABLE', 'ENTRIES', 'LIMIT', 'INSERTED', 'REFUSED', 'EVICTED', 'STATES'];
-  const rows = tables.map(({ table, entries, limit, inserted, insertFailures, evicted, states }) => [
-    table,
-    entries,
-    limit,
-    inserted,
-    insertFailures,
-    evicted.expired + evicted.closing + evicted.halfOpen,
-    Object.entries(states)
-      .map(([state, count]) => `${state} ${count}`)
-      .join(', ') || '-',
-  ]);
-  const lines = [
-    `gc: ${gc.runs} passes, every ${duration(gc.intervalSeconds)}, the last took ${gc.lastPassMs.toFixed(1)} ms and deleted ${gc.lastDeleted}`,
-    `packets: ${packets.received} received, ${packets.sent} sent, ${packets.forwarded} forwarded, ${packets.stateless} without an entry`,
-  ];
-  const reasonRows = Object.entries(reasons).map(([reason, count]) => [reason, count]);
-  const reasonTable = reasonRows.length === 0 ? '' : `\n${renderTable(['REASON', 'PACKETS'], reasonRows)}`;
-  return `${renderTable(head, rows)}\n${lines.join('\n')}\n${reasonTable}`;
+function indent(title: string, lines: string): [string, string][] {
+  return [['', title], ...lines.split('\n').map((line): [string, string] => ['', `  ${line}`])];
 }
 
-export interface MaglevShare {
-  readonly backend: string;
-  readonly weight: number;
-  readonly slots: number;
-  readonly share: number;
-  /** Slots of other backends that change owner if this one leaves. */
-  readonly disturbed: number;
+export function renderConntrack({ tables, gc, drops }: ConntrackView): string {
+  const rows = (['tcp', 'any'] as const).map((name) => {
+    const { entries, limit, inserted, insertFailures, evicted, collected, states } = tables[name];
+    const evictions = evicted.expired + evicted.closing + evicted.halfOpen;
+    return [name, entries, limit, inserted, insertFailures, evictions, collected, sayCountsOf(states)];
+  });
+  const table = renderTable(
+    ['TABLE', 'ENTRIES', 'LIMIT', 'INSERTED', 'REFUSED', 'EVICTED', 'COLLECTED', 'STATES'],
+    rows,
+  );
+  const last = gc.runs === 0 ? '' : `; the last took ${ms(gc.lastPassSeconds)} and deleted ${gc.lastDeleted}`;
+  const collector = `\ngc: every ${sayDuration(gc.intervalSeconds)}, ${gc.runs} so far${last}; longest slice ${ms(gc.longestSliceSeconds)}\n`;
+  const dropped = Object.entries(drops);
+  return table + collector + (dropped.length === 0 ? '' : `\n${renderTable(['DROPPED FOR', 'PACKETS'], dropped)}`);
 }
 
-export function renderMaglev(shares: readonly MaglevShare[], size: number): string {
-  const rows = shares.map(({ backend, weight, slots, share, disturbed }) => [
-    backend,
-    weight,
-    slots,
-    `${(share * 100).toFixed(2)} %`,
-    '#'.repeat(Math.round(share * 40)),
-    `${((disturbed / size) * 100).toFixed(2)} %`,
-  ]);
-  return renderTable(['BACKEND', 'WEIGHT', 'SLOTS', 'SHARE', '', 'OTHERS MOVED IF IT LEFT'], rows);
+function sayCountsOf(counts: Readonly<Record<string, number>>): string {
+  const text = Object.entries(counts).map(([name, count]) => `${name} ${count}`);
+  return text.join(', ') || '-';
 }
 
-function duration(seconds: number): string {
-  if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+function sum(counts: Readonly<Record<string, number>>): number {
+  return Object.values(counts).reduce((total, count) => total + count, 0);
+}
+
+function ms(seconds: number): string {
+  return `${(seconds * 1000).toFixed(1)} ms`;
+}
+
+function sayDuration(seconds: number): string {
+  const whole = Math.floor(seconds);
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (whole < 86_400) return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+  return `${Math.floor(whole / 86_400)} d ${Math.floor((whole % 86_400) / 3600)} h`;
 }

@@ -42,9 +42,11 @@ export class YamlSource {
   constructor(text: string) {
     const { documents, crash } = parse(text, this.#lines);
     const found = documents.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
-    // One mistake often makes the parser complain again at the same place.
-    const first = found.filter(({ pos }, i) => i === 0 || pos[0] !== found[i - 1]!.pos[0]);
-    const syntaxErrors = first.map(({ pos, message }) => ({
+    // One mistake makes the parser complain again: at the same place, or about all that follows.
+    const causes = found.filter(
+      ({ pos, code }, i) => i === 0 || (code !== 'UNEXPECTED_TOKEN' && pos[0] !== found[i - 1]!.pos[0]),
+    );
+    const syntaxErrors = causes.map(({ pos, message }) => ({
       ...this.#position(pos[0]),
       message: rewordSyntax(message),
     }));

@@ -62,7 +62,7 @@ import {
  * The side says which of the record's keys the slot stands for: 0 the original, 1 the reply key. A foreign tag costs no look
  * at the record. The home bits in it serve twice: neighbours with other homes differ in them for certain, and they give a
  * slot's home back from where it lies. That is what a removal needs to shift the slots behind it up (no tombstones, no
- * rehashing), and why a key is never put more than 255 slots from its home. At half load the odds of needing to are below 1e-20
+ * rehashing), and why a key is never put more than 254 slots from its home. At half load the odds of needing to are below 1e-20
  * a key; the insert fails then, as if the table were full. Nothing wraps: the index ends in a tail of slots that are no one's
  * home.
  *
@@ -293,7 +293,7 @@ export class FlowTable {
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
     const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
     this.#displace(hash, record << 1);
-    {
+    if (bytes[record * RECORD_BYTES + TYPE] !== TYPE_SVC) {
       const replyHash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
       this.#displace(replyHash, (record << 1) | 1);
     }

@@ -20,7 +20,8 @@ export function probeSocket(path: string): Promise<SocketState> {
     socket.on('error', ({ code }: NodeJS.ErrnoException) => {
       if (code === 'ENOENT') settle('absent');
       // An ordinary file refuses too.
-      else if (code === 'ECONNREFUSED') settle(lstatSync(path, { throwIfNoEntry: false })?.isSocket() ? 'stale' : 'unknown');
+      else if (code === 'ECONNREFUSED')
+        settle(lstatSync(path, { throwIfNoEntry: false })?.isSocket() ? 'stale' : 'unknown');
       else settle(code === 'EAGAIN' ? 'alive' : 'unknown');
     });
   });

@@ -1,5 +1,5 @@
-import type { TableReader } from '../conntrack/table-reader.js';
 import { BACKEND_ID, STATE, STATE_NAMES } from '../conntrack/record.js';
+import type { TableReader } from '../conntrack/table-reader.js';
 
 /** The live connections of the tables, counted by one walk over all records. */
 export interface Census {

@@ -10,7 +10,6 @@ export type LogEvent =
   | 'network-note'
   | 'engine'
   | 'health-not-checked'
-  | 'admin-listening'
   | 'ready'
   | 'reload-applied'
   | 'reload-refused'
@@ -18,7 +17,6 @@ export type LogEvent =
   | 'flushed'
   | 'device-failed'
   | 'step-failed'
-  | 'start-failed'
   | 'stopping'
   | 'stopped';
 
@@ -57,6 +55,12 @@ export function openLog(isPretty: boolean): EventLog {
   stdout.on('error', () => {});
   if (!isPretty) return new EventLog(stdout);
   return new EventLog(
-    pretty({ destination: stdout, colorize: isatty(1), translateTime: 'SYS:HH:MM:ss.l', messageFormat: '{event}: {msg}', ignore: 'event' }),
+    pretty({
+      destination: stdout,
+      colorize: isatty(1),
+      translateTime: 'SYS:HH:MM:ss.l',
+      messageFormat: '{event}: {msg}',
+      ignore: 'event',
+    }),
   );
 }

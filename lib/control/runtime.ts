@@ -1,354 +1,195 @@
 import { closeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
-import { formatProblem, loadConfig, requireConfig } from '../config/load.js';
-import { type CollectionFigures, readCollectionFigures } from '../conntrack/gc.js';
-import { allocateTable, type TableMemory } from '../conntrack/memory.js';
-import { type TableFigures, TableReader } from '../conntrack/table-reader.js';
-import { type DataPath, startDataPath } from '../datapath/data-path.js';
-import { BACKEND_FLAGS, BACKEND_WORDS, COUNTER_ROWS, TAKES_NEW } from '../datapath/snapshot.js';
+import { requireConfig } from '../config/load.js';
+import { allocateTable } from '../conntrack/memory.js';
+import { TableReader } from '../conntrack/table-reader.js';
+import { startDataPath } from '../datapath/data-path.js';
 import { bootClock } from '../io/boot-clock.js';
-import { openTun, type Tun } from '../io/tun.js';
-import { formatIpv4 } from '../wire/address.js';
-import { type Compiled, compile } from './compile.js';
-import { type Flow, type FlowFilter, listFlows, matchRecords } from './flows.js';
-import { Identities } from './identity.js';
-import type { Log } from './log.js';
+import { openTun } from '../io/tun.js';
+import { probeSocket } from './admin-socket.js';
+import { Desired } from './desired.js';
+import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
-import { type NetworkNeeds, NO_NEEDS } from './network-plan.js';
-import type { BackendView, ReloadView, ServiceView, StatusView } from './views.js';
-
-export interface RuntimeOptions {
-  readonly configPath: string;
-  readonly log: Log;
-  /** The data path has ended by itself: the process should tear down and exit. */
-  readonly onFailure: (error: WeirError) => void;
-}
+import { Observer } from './observer.js';
+import { logNetwork, Reloader } from './reloader.js';
+import { countParts, sayCounts } from './summary.js';
+import { requireSupported } from './supported.js';
+import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
 
 /**
- * A running gateway: the device, its network, the tables and the data path, and the road a configuration takes to it. Start and
- * stop order:
+ * A weir from start to stop. Every step of the start has its undoing, and the undoings run in reverse: at the stop, and as
+ * far as the start had come when a step fails or a signal arrives in its middle.
  *
- *     config -> TUN -> tables -> data path -> network -> running
- *     running -> network -> data path -> TUN
+ *     configuration -> nobody else here? -> device -> tables -> data path -> network -> admin -> ready
  *
- * The network comes last and goes first, so that no packet is led into a device that nobody reads. A step that fails takes back those
- * before it.
+ * The device is the lock: the kernel gives it to one process, so that nothing of a running weir is touched by a second. The
+ * network comes after the data path and goes before it, so that no packet is led to where nobody reads; what a killed weir left
+ * behind is adopted or removed by it.
  */
-export class Runtime {
-  static async start(options: RuntimeOptions): Promise<Runtime> {
-    const config = requireConfig(options.configPath);
-    requireSupported(config);
-    const { log } = options;
-    const tun = openTun(config.device.name, { offload: config.device.offload });
-    log.info({ event: 'device-opened', device: tun.name }, tun.note);
-    const identities = new Identities();
-    const clock = bootClock();
-    const compiled = compile(config, identities, { isUp: () => true, nowMs: clock.nowMs() });
-    const tables = { tcp: allocateTable(config.conntrack.tcpEntries), any: allocateTable(config.conntrack.anyEntries) };
-    const network = new NetworkSetup(config);
-    let dataPath: DataPath | undefined;
+export interface RuntimeOptions {
+  readonly configPath: string;
+  /** Instead of the configuration's `admin.socket`. */
+  readonly socket?: string;
+  readonly version: string;
+  readonly log: EventLog;
+  /** Serves the admin API; resolves when it does. @throws WeirError ADDRESS_IN_USE, ALREADY_RUNNING, NO_PERMISSION */
+  openAdmin(weir: RunningWeir, places: AdminPlaces): Promise<AdminEndpoint>;
+}
+
+/** After this the process ends, whatever is still under way. */
+const STOP_MS = 1900;
+
+/**
+ * Runs until SIGTERM or SIGINT, or until the data path fails. SIGHUP reads the configuration again.
+ *
+ * @returns the exit code: 0 after a signal, 1 after a failure.
+ * @throws WeirError when the start fails; everything is undone by then.
+ */
+export async function runWeir(options: RuntimeOptions): Promise<number> {
+  const runtime = new Runtime(options);
+  const stop = (signal: NodeJS.Signals): void => runtime.end(0, signal);
+  const reload = (): void => void runtime.reload().catch(() => {});
+  process.on('SIGTERM', stop).on('SIGINT', stop).on('SIGHUP', reload);
+  try {
+    return await runtime.run();
+  } finally {
+    process.off('SIGTERM', stop).off('SIGINT', stop).off('SIGHUP', reload);
+  }
+}
+
+class Runtime {
+  readonly #options: RuntimeOptions;
+  readonly #log: EventLog;
+  readonly #undo: { readonly step: string; readonly run: () => unknown }[] = [];
+  readonly #ended: Promise<{ code: number; why: string }>;
+  #end!: (how: { code: number; why: string }) => void;
+  #isEnding = false;
+  #reloader: Reloader | undefined;
+
+  constructor(options: RuntimeOptions) {
+    this.#options = options;
+    this.#log = options.log;
+    this.#ended = new Promise((resolve) => {
+      this.#end = resolve;
+    });
+  }
+
+  /** Asks for the end; the first one counts. */
+  end(code: number, why: string): void {
+    this.#isEnding = true;
+    this.#end({ code, why });
+  }
+
+  async reload(): Promise<void> {
+    await this.#reloader?.reload();
+  }
+
+  async run(): Promise<number> {
+    const beganMs = performance.now();
     try {
-      dataPath = await startDataPath({
-        fd: tun.fd,
-        vnetHeader: tun.vnetHeader,
-        udpSegmentation: tun.udpSegmentation,
-        mtu: config.device.mtu,
-        engine: config.device.engine,
-        tables,
-        ...(config.conntrack.gcIntervalMs === null ? {} : { gcIntervalMs: config.conntrack.gcIntervalMs }),
-        snapshot: compiled.snapshot,
-        recovering: true,
-        onFailure: options.onFailure,
-      });
-      log.info({ event: 'engine', engine: dataPath.features.engine }, dataPath.note);
-      const report = await network.apply();
-      for (const note of report.notes) log.warn({ event: 'network-note' }, note);
-      log.info(
-        { event: 'network-applied', commands: report.commands.length },
-        'routes, rules and settings are in place',
-      );
+      await this.#start(beganMs);
     } catch (error) {
-      await network.remove().catch(() => {});
-      await dataPath?.stop();
-      closeSync(tun.fd);
+      await this.#unwind();
       throw error;
     }
-    return new Runtime(options, config, tun, tables, identities, compiled, network, dataPath);
+    const { code, why } = await this.#ended;
+    this.#log.info('stopping', `stopping: ${why}`, { why });
+    const stopBeganMs = performance.now();
+    const deadline = setTimeout(() => process.exit(1), STOP_MS);
+    const isClean = await this.#unwind();
+    clearTimeout(deadline);
+    this.#log.info('stopped', 'stopped', { tookMs: Math.round(performance.now() - stopBeganMs) });
+    return isClean ? code : 1;
   }
 
-  readonly #options: RuntimeOptions;
-  readonly #tun: Tun;
-  readonly #tables: { readonly tcp: TableMemory; readonly any: TableMemory };
-  readonly #readers: readonly TableReader[];
-  readonly #identities: Identities;
-  readonly #network: NetworkSetup;
-  readonly #dataPath: DataPath;
-  readonly #clock = bootClock();
-  readonly #startedAtMs = Date.now();
-  #config: Config;
-  #compiled: Compiled;
-  #lastReload: ReloadView = { success: true, at: new Date().toISOString(), problems: [] };
-  #appliedAtMs = Date.now();
-  #queue: Promise<unknown> = Promise.resolve();
-  #stopped: Promise<void> | undefined;
+  async #start(beganMs: number): Promise<void> {
+    const { configPath, version, log } = this.#options;
+    const config = requireConfig(configPath);
+    requireSupported(config);
+    const socket = this.#options.socket ?? config.admin.socket;
+    log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
+    warnOfHealth(config, log);
+    await refuseSecond(socket);
 
-  private constructor(
-    options: RuntimeOptions,
-    config: Config,
-    tun: Tun,
-    tables: { readonly tcp: TableMemory; readonly any: TableMemory },
-    identities: Identities,
-    compiled: Compiled,
-    network: NetworkSetup,
-    dataPath: DataPath,
-  ) {
-    this.#options = options;
-    this.#config = config;
-    this.#tun = tun;
-    this.#tables = tables;
-    this.#readers = [new TableReader(tables.tcp), new TableReader(tables.any)];
-    this.#identities = identities;
-    this.#compiled = compiled;
-    this.#network = network;
-    this.#dataPath = dataPath;
-  }
+    const { name, offload, engine, mtu } = config.device;
+    const tun = openTun(name, { offload });
+    this.#undo.push({ step: 'device', run: () => closeSync(tun.fd) });
+    log.info('device-opened', `${name}: ${tun.note}`, { device: name });
 
-  get config(): Config {
-    return this.#config;
-  }
-
-  /** STAT_* rows, live. */
-  get stats(): Float64Array {
-    return this.#dataPath.stats;
-  }
-
-  /** COUNTER_* rows by backend id, live. */
-  get counters(): Float64Array {
-    return this.#compiled.snapshot.counters;
-  }
-
-  get lastReload(): ReloadView {
-    return this.#lastReload;
-  }
-
-  /** Wall-clock time at which the running configuration came into force, ms. */
-  get appliedAtMs(): number {
-    return this.#appliedAtMs;
-  }
-
-  /**
-   * Reads the file again and makes it the running configuration, all or nothing: a file with a mistake, or one that asks for what only
-   * a restart can change, leaves everything as it is.
-   */
-  reload(): Promise<ReloadView> {
-    const result = this.#queue.then(() => this.#reload());
-    this.#queue = result.catch(() => {});
-    return result;
-  }
-
-  status(): StatusView {
-    const { features, note } = this.#dataPath;
-    return {
-      pid: process.pid,
-      uptimeSeconds: Math.round((Date.now() - this.#startedAtMs) / 1000),
-      configFile: this.#options.configPath,
-      configVersion: this.#compiled.snapshot.version,
-      configAgeSeconds: Math.round((Date.now() - this.#appliedAtMs) / 1000),
-      lastReload: this.#lastReload,
-      device: {
-        name: this.#tun.name,
-        mtu: this.#config.device.mtu,
-        engine: features.engine,
-        note,
-        offloads: this.#tun.offloads,
-      },
-      services: this.services(),
-    };
-  }
-
-  services(): ServiceView[] {
-    return this.#config.services.map((service) => {
-      const identity = this.#identities.service(service);
-      return {
-        id: identity.id,
-        name: service.name,
-        vip: `${service.address.text}:${service.port}`,
-        protocol: service.protocol,
-        algorithm: service.algorithm,
-        mode: service.mode,
-        backends: service.backends.map((backend) =>
-          this.#backendView(this.#identities.backend(identity, backend).id, backend),
-        ),
-      };
+    const clock = bootClock();
+    const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
+    const tables = { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
+    const desired = new Desired(config, clock.nowMs());
+    const path = await startDataPath({
+      fd: tun.fd,
+      vnetHeader: tun.vnetHeader,
+      udpSegmentation: tun.udpSegmentation,
+      mtu,
+      engine,
+      tables,
+      ...(gcIntervalMs === null ? {} : { gcIntervalMs }),
+      snapshot: desired.snapshot,
+      recovering: true,
+      onFailure: (error) => this.#fail(error),
     });
+    this.#undo.push({ step: 'data path', run: () => path.stop() });
+    log.info('engine', path.note, { ...path.features });
+    if (this.#isEnding) return;
+
+    const network = new NetworkSetup(config);
+    this.#undo.push({ step: 'network', run: () => network.remove() });
+    logNetwork(log, config, await network.apply());
+    if (this.#isEnding) return;
+
+    const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
+    const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
+    this.#undo.push({ step: 'reloads', run: () => reloader.close() });
+    this.#reloader = reloader;
+    const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, log });
+    const { listen } = config.admin;
+    const admin = await this.#options.openAdmin(observer, { socket, listen });
+    this.#undo.push({ step: 'admin', run: () => admin.close() });
+    if (this.#isEnding) return;
+
+    const startMs = Math.round(performance.now() - beganMs);
+    const counts = countParts(config);
+    log.info('ready', `ready after ${startMs} ms: ${sayCounts(counts)}`, { startMs, socket, listen, ...counts });
   }
 
-  /** The connections that live, one by one. */
-  flows(filter: FlowFilter): Generator<Flow, void, void> {
-    return listFlows(this.#readers, this.#identities, this.#clock.nowMs(), filter);
+  #fail({ code, message, remedy }: WeirError): void {
+    this.#log.error('device-failed', message, { code, remedy });
+    this.end(1, 'the data path failed');
   }
 
-  /** Removes the connections a filter names; resolves to how many. */
-  async flushFlows(filter: FlowFilter): Promise<number> {
-    let count = 0;
-    for (const [table, reader] of [
-      ['tcp', this.#readers[0]!],
-      ['any', this.#readers[1]!],
-    ] as const) {
-      const records: number[] = [];
-      const commits: number[] = [];
-      for (const record of matchRecords(reader, this.#identities, this.#clock.nowMs(), filter)) {
-        records.push(record);
-        commits.push(reader.words[14]!);
-      }
-      if (records.length > 0)
-        count += await this.#dataPath.flush(table, Int32Array.from(records), Int32Array.from(commits));
-    }
-    return count;
-  }
-
-  /** Live entries (those that have not expired) and the figures of each table. */
-  tables(): { name: 'tcp' | 'any'; live: number; figures: TableFigures }[] {
-    const nowMs = this.#clock.nowMs();
-    return (['tcp', 'any'] as const).map((name, i) => {
-      const reader = this.#readers[i]!;
-      return { name, live: reader.countLive(nowMs), figures: reader.figures() };
-    });
-  }
-
-  collection(): CollectionFigures {
-    return readCollectionFigures(this.#tables.tcp);
-  }
-
-  /** Takes everything down that `start` put up. Idempotent. */
-  stop(): Promise<void> {
-    this.#stopped ??= (async () => {
-      await this.#queue;
+  /** Undoes what was done, last first, going on after failures. @returns whether all succeeded. */
+  async #unwind(): Promise<boolean> {
+    let isClean = true;
+    for (let last = this.#undo.pop(); last !== undefined; last = this.#undo.pop()) {
       try {
-        await this.#network.remove();
-      } finally {
-        await this.#dataPath.stop();
-        closeSync(this.#tun.fd);
+        await last.run();
+      } catch (error) {
+        isClean = false;
+        this.#log.error('step-failed', `could not undo ${last.step}: ${(error as Error).message}`, { step: last.step });
       }
-    })();
-    return this.#stopped;
-  }
-
-  async #reload(): Promise<ReloadView> {
-    const { log, configPath } = this.#options;
-    const startedMs = performance.now();
-    const at = new Date().toISOString();
-    try {
-      const { config, problems } = loadConfig(configPath);
-      if (config === null) {
-        this.#lastReload = {
-          success: false,
-          at,
-          problems: problems.map((problem) => formatProblem(configPath, problem)),
-        };
-      } else {
-        requireSupported(config);
-        requireSameFoundations(this.#config, config);
-        const compiled = compile(config, this.#identities, {
-          isUp: () => true,
-          nowMs: this.#clock.nowMs(),
-          previous: this.#compiled,
-        });
-        // The way back must be there before the first packet goes to a new backend.
-        await this.#network.update(config, this.#retained(compiled));
-        await this.#dataPath.publish(compiled.snapshot);
-        this.#config = config;
-        this.#compiled = compiled;
-        this.#appliedAtMs = Date.now();
-        this.#lastReload = { success: true, at, problems: [] };
-      }
-    } catch (error) {
-      const { message, remedy } = error as WeirError;
-      this.#lastReload = { success: false, at, problems: [remedy ? `${message}. ${remedy}` : message] };
     }
-    const tookMs = Math.round(performance.now() - startedMs);
-    if (this.#lastReload.success) {
-      log.info(
-        { event: 'reload-applied', version: this.#compiled.snapshot.version, tookMs },
-        'the new configuration is in force',
-      );
-    } else {
-      const { problems } = this.#lastReload;
-      log.error({ event: 'reload-refused', problems }, 'the configuration is refused; the old one stays in force');
-    }
-    return this.#lastReload;
-  }
-
-  /** What flows need whose backend or service has left the file and whose drain time is not over. */
-  #retained({ snapshot: { cutAt } }: Compiled): NetworkNeeds {
-    const nowMs = this.#clock.nowMs();
-    const addresses = new Set<string>();
-    const endpoints = [];
-    for (let id = 1; id < cutAt.length; id++) {
-      if (cutAt[id] === Number.POSITIVE_INFINITY || cutAt[id]! <= nowMs) continue;
-      const backend = this.#identities.backendById(id);
-      const service = backend && this.#identities.serviceById(backend.service);
-      if (backend === undefined || service === undefined) continue;
-      addresses.add(formatIpv4(service.vip));
-      endpoints.push({ address: formatIpv4(backend.address), port: backend.port, protocol: service.protocol });
-    }
-    return endpoints.length === 0 ? NO_NEEDS : { addresses: [...addresses], endpoints };
-  }
-
-  #backendView(
-    id: number,
-    { name, address, port, weight }: Config['services'][number]['backends'][number],
-  ): BackendView {
-    const { backends, counters } = this.#compiled.snapshot;
-    const [txPackets, txBytes, rxPackets, rxBytes, connections] = counters.subarray(
-      id * COUNTER_ROWS,
-      (id + 1) * COUNTER_ROWS,
-    );
-    return {
-      id,
-      name,
-      endpoint: `${address.text}:${port}`,
-      weight,
-      takesNew: (backends[id * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) !== 0,
-      connections: connections!,
-      packets: { original: txPackets!, reply: rxPackets! },
-      bytes: { original: txBytes!, reply: rxBytes! },
-    };
+    return isClean;
   }
 }
 
-/** What this version can be configured for, but not run. */
-function requireSupported(config: Config): void {
-  const remedy = 'Use mode dnat or snat.';
-  if (config.role === 'node') throw new WeirError('NOT_SUPPORTED', 'role node cannot be run yet', 'Use role gateway.');
-  const dsr = config.services.find(({ mode }) => mode === 'dsr');
-  if (dsr !== undefined)
-    throw new WeirError('NOT_SUPPORTED', `service ${dsr.name}: mode dsr cannot be run yet`, remedy);
-}
-
-/** The device and the tables are made once. */
-function requireSameFoundations(before: Config, after: Config): void {
-  const foundations = ({ role, device, conntrack, network, admin }: Config): Record<string, unknown> => ({
-    role,
-    device,
-    'conntrack.tcpEntries': conntrack.tcpEntries,
-    'conntrack.anyEntries': conntrack.anyEntries,
-    'conntrack.gc.interval': conntrack.gcIntervalMs,
-    'conntrack.stateFile': conntrack.stateFile,
-    'network.manage': network.manage,
-    'network.table': network.table,
-    admin,
-  });
-  const was = foundations(before);
-  const changed = Object.entries(foundations(after)).filter(
-    ([key, value]) => JSON.stringify(value) !== JSON.stringify(was[key]),
-  );
-  if (changed.length === 0) return;
-  const keys = changed.map(([key]) => key).join(', ');
+async function refuseSecond(socket: string): Promise<void> {
+  if ((await probeSocket(socket)) !== 'alive') return;
   throw new WeirError(
-    'NOT_SUPPORTED',
-    `a reload cannot change ${keys}`,
-    'Restart weir for that, or take the change back.',
+    'ALREADY_RUNNING',
+    `a running weir answers on ${socket}`,
+    'Stop that one first, or give this one a socket (--socket) and a device.name of its own.',
   );
+}
+
+function warnOfHealth({ services }: Config, log: EventLog): void {
+  const checked = services.filter(({ health }) => health !== null).map(({ name }) => name);
+  if (checked.length === 0) return;
+  log.warn('health-not-checked', 'this build makes no health checks: every backend counts as up', {
+    services: checked,
+  });
 }

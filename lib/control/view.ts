@@ -22,13 +22,15 @@ export interface DeviceView {
   readonly mtu: number;
   readonly engine: string;
   readonly vnetHeader: boolean;
-  readonly udpSegmentation: boolean;
+  readonly offloads: { readonly csum: boolean; readonly tso4: boolean; readonly tso6: boolean; readonly uso: boolean };
   /** How the engine was chosen and which offloads the kernel gave. */
   readonly notes: readonly string[];
 }
 
 export interface ConfigView {
   readonly path: string;
+  /** Grows by one with each that is applied. */
+  readonly version: number;
   readonly services: number;
   readonly backends: number;
   /** Since when the configuration in use is in use. */
@@ -166,7 +168,16 @@ export interface RunningWeir {
   reload(): Promise<ReloadView>;
 }
 
-/** What is served to programs and where; closed when weir stops. */
+/** Where the admin API is served. */
+export interface AdminPlaces {
+  /** Path of the UNIX socket: everything, for its owner. */
+  readonly socket: string;
+  /** What only reads; null: nowhere. */
+  readonly listen: { readonly host: string; readonly port: number } | null;
+}
+
+/** The admin API while it is served. */
 export interface AdminEndpoint {
+  /** Cuts what is under way and removes the socket. */
   close(): Promise<void>;
 }

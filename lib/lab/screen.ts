@@ -69,7 +69,14 @@ export class Screen {
   bar(value: number, max: number, width: number, number: number): string {
     const eighths = max === 0 ? 0 : Math.round((Math.min(value, max) / max) * width * 8);
     const text = '█'.repeat(eighths >> 3) + EIGHTHS[eighths & 7];
-    return this.hue(text, number) + ' '.repeat(width - text.length);
+    return (text && this.hue(text, number)) + ' '.repeat(width - text.length);
+  }
+
+  /** Cuts what a terminal would break into two lines; for text without colours. */
+  fit(text: string): string {
+    const columns =
+      'columns' in this.#out && typeof this.#out.columns === 'number' ? this.#out.columns : Number.POSITIVE_INFINITY;
+    return text.length <= columns ? text : `${text.slice(0, columns - 1)}…`;
   }
 
   /** Waits for `work`, with a running clock after a moment. */
@@ -99,7 +106,7 @@ export class Screen {
 /** The lab's drawing. */
 export function drawTopology(screen: Screen, prefix: string): void {
   const name = (role: string): string => `${prefix}-${role}`;
-  const width = Math.max(15, name('client').length + 2, name('gw').length + 2);
+  const width = Math.max(17, name('client').length + 2, name('gw').length + 2);
   const box = (text: string): string => `│${` ${text}`.padEnd(width)}│`;
   const rule = '─'.repeat(width);
   const gap = '          ';

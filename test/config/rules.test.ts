@@ -99,7 +99,7 @@ t.test('an address has one role', async (t) => {
   t.same(problemsOf(SNAT, [{ address: '10.255.0.1' }]), ['1 snat.addresses[0]: is also the VIP of services[0]']);
   t.same(problemsOf(TUNNEL, [{ address: '192.0.2.1' }]), ['1 tunnel.address: is also the VIP of services[0]']);
   t.same(problemsOf(SNAT, [{ backends: backend('10.255.0.1') }]), [
-    '3 services[0].backends[0].address: is also snat.addresses[0]',
+    '4 services[0].backends[0].address: is also snat.addresses[0]',
   ]);
   t.match(problemsOf(`${TUNNEL}snat: {addresses: [192.0.2.1]}\n`, []), [
     '2 snat.addresses[0]: is also `tunnel.address`',

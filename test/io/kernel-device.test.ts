@@ -2,8 +2,9 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { createHash, randomFillSync } from 'node:crypto';
 import dgram from 'node:dgram';
 import { once } from 'node:events';
-import { closeSync, openSync, readFileSync } from 'node:fs';
+import { closeSync, openSync, readFileSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
+import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { Worker } from 'node:worker_threads';
 import t, { type Test } from 'tap';
@@ -34,12 +35,15 @@ const MIRROR = `import('tsx/esm/api').then(({ register }) => {
 });`;
 
 if (process.env.WEIR_TEST_NAMESPACE === undefined) {
-  t.test('in a network namespace', needsRoot(t, 'unshare', 'ip', 'ping', 'setpriv', 'prlimit'), async (t) => {
-    const env = { ...process.env, WEIR_TEST_NAMESPACE: '1' };
-    await t.spawn('unshare', ['--net', '--', process.execPath, ...process.execArgv, FILE], { env });
+  t.setTimeout(300_000);
+  const options = { ...needsRoot(t, 'unshare', 'ip', 'ping', 'setpriv', 'prlimit'), timeout: 250_000 };
+  t.test('in a network namespace', options, async (t) => {
+    const env = { ...process.env, WEIR_TEST_NAMESPACE: '1', TAP_TIMEOUT: '240' };
+    await t.spawn('unshare', ['--net', '--', process.execPath, ...process.execArgv, FILE], { env, timeout: 250_000 });
   });
 } else {
   ip('link set lo up');
+  writeFileSync('/proc/sys/net/ipv6/conf/default/disable_ipv6', '1'); // a host says more than it is asked for there
   testClock();
   testNames();
   for (const offload of [true, false]) {
@@ -115,16 +119,15 @@ async function testTraffic(t: Test, engine: EngineName, offload: boolean): Promi
   const received = await throughTcp(sent);
   t.equal(received, createHash('sha256').update(sent).digest('hex'), 'a TCP stream arrives unchanged');
 
-  const datagrams = 100_000;
+  const datagrams = offload ? 100_000 : 30_000;
   const order = await throughUdp(datagrams);
-  t.ok(order.received > datagrams / 10, `${order.received} of ${datagrams} datagrams arrive`);
-  t.equal(order.disordered, 0, 'in order');
+  t.same(order, { received: datagrams, disordered: 0 }, 'all datagrams arrive, in order');
 
   const report = await mirror.stop();
   t.equal(report.failure, undefined);
   t.equal(report.slotsLost, 0, 'no slot is lost');
   t.equal(report.writeErrors, 0);
-  t.ok(report.packets > datagrams / 10);
+  t.ok(report.packets > datagrams);
   t.ok(report.largestBatch > 1, 'packets come in batches');
   if (offload) t.ok(report.largestBytes > 1500, `super-packets arrive (${report.largestBytes} bytes)`);
   else t.ok(report.largestBytes <= 1500);
@@ -144,9 +147,10 @@ async function throughTcp(sent: Buffer): Promise<string> {
   return hash.digest('hex');
 }
 
-/** Sends in bursts with room for the event loop between them, so that receiving keeps up. */
+/** Sends datagrams with at most a window of them under way, as many as a receive buffer of the default size can hold. */
 async function throughUdp(count: number): Promise<{ received: number; disordered: number }> {
-  const server = dgram.createSocket({ type: 'udp4', recvBufferSize: 1 << 22 });
+  const window = 128;
+  const server = dgram.createSocket('udp4');
   const client = dgram.createSocket('udp4');
   server.bind(0, HOST);
   await once(server, 'listening');
@@ -155,22 +159,21 @@ async function throughUdp(count: number): Promise<{ received: number; disordered
   let received = 0;
   let disordered = 0;
   let last = -1;
+  let progressAtMs = performance.now();
   server.on('message', (message) => {
     const sequence = message.readUInt32BE(0);
     if (sequence <= last) disordered++;
     last = sequence;
     received++;
+    progressAtMs = performance.now();
   });
-  const send = (sequence: number) => {
-    const message = Buffer.alloc(32);
-    message.writeUInt32BE(sequence);
-    return new Promise((sent) => client.send(message, sent));
-  };
-  for (let sequence = 0; sequence < count; sequence += 200) {
-    await Promise.all(Array.from({ length: 200 }, (_, i) => send(sequence + i)));
+  for (let sent = 0; received < count && performance.now() - progressAtMs < 10_000; await turn()) {
+    for (; sent < count && sent - received < window; sent++) {
+      const message = Buffer.alloc(32);
+      message.writeUInt32BE(sent);
+      client.send(message);
+    }
   }
-  // The last one is repeated until it is there, and everything that was under way before it.
-  for (let end = count; last < count; end++) await send(end);
   server.close();
   client.close();
   return { received, disordered };
@@ -281,11 +284,10 @@ function testTimes(t: Test, engine: EngineName, offload: boolean): void {
     t.ok(tookMs >= timeoutMs, `${timeoutMs} ms are not cut short (${tookMs.toFixed(2)})`);
     t.ok(tookMs < timeoutMs + 500, 'nor drawn out');
   }
-  const before = process.cpuUsage();
-  device.receive(1500);
-  const used = process.cpuUsage(before);
-  const share = (used.user + used.system) / 1000 / 1500;
-  t.ok(share < 0.01, `blocked, it uses ${(share * 100).toFixed(2)} % of a core`);
+  const beforeMs = threadCpuMs();
+  device.receive(1000);
+  const usedMs = threadCpuMs() - beforeMs;
+  t.ok(usedMs < 10, `blocked for 1 s, it uses ${usedMs.toFixed(2)} ms of a core`);
 
   opened.wake.wake();
   opened.wake.wake();
@@ -296,12 +298,17 @@ function testTimes(t: Test, engine: EngineName, offload: boolean): void {
   opened.close();
 }
 
+/** Of this thread alone: V8 tidies up on others. */
+function threadCpuMs(): number {
+  return Number(readFileSync('/proc/thread-self/schedstat', 'utf8').split(' ')[0]) / 1e6;
+}
+
 /** A link that is down is no failure: nothing comes, writes fail and are counted, and all is well when it is up again. */
 function testLinkDown(t: Test, engine: EngineName, offload: boolean): void {
-  const opened = open('down', offload);
+  const opened = open('updown', offload);
   const device = engineOn(opened.device, engine);
   drain(device);
-  ip('link set down down');
+  ip('link set updown down');
   const slot = device.take();
   const offset = slot * device.memory.slotBytes + 128;
   device.memory.bytes.fill(0, offset - 10, offset + 20);
@@ -311,7 +318,7 @@ function testLinkDown(t: Test, engine: EngineName, offload: boolean): void {
   t.equal(device.receive(100), 0);
   t.ok(performance.now() - startMs >= 100, 'it is waited for');
   t.equal(device.writeErrors, 1);
-  ip('link set down up');
+  ip('link set updown up');
   drain(device);
   ping('-c 1');
   t.ok(device.receive(5000) > 0, 'packets come again');

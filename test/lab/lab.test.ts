@@ -1,7 +1,7 @@
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { existsSync, readFileSync, statSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 import { PassThrough } from 'node:stream';
 import { fileURLToPath } from 'node:url';
@@ -117,10 +117,7 @@ t.test('what does not start says why', { skip }, async (t) => {
   const lab = await Lab.create({ prefix: PREFIX, backends: 1, weir: ['sh', '-c', 'echo "no such option"; exit 3'] });
   t.teardown(() => lab.destroy());
   await t.rejects(lab.startWeir('{}'), { code: 'LAB_FAILED', message: 'weir ended at once: no such option' });
-  await t.rejects(
-    lab.exec('client', 'sleep', ['60'], { timeoutMs: 50 }).then(({ status }) => Promise.reject(status)),
-    undefined,
-  );
+  t.equal((await lab.exec('client', 'sleep', ['60'], { timeoutMs: 50 })).status, null, 'nothing runs for ever');
 });
 
 t.test('weir in the gateway: start, command, reload, stop', { skip }, async (t) => {
@@ -209,5 +206,4 @@ t.test('the screen', async (t) => {
   t.equal(plain.failures, 1);
   t.equal(text, '  ✓ fine\n  ✗ not\n');
   t.match(new Screen({ out, colour: true }).hue('b1', 0), '\x1b[36mb1\x1b[0m');
-  t.ok(statSync(fileURLToPath(new URL('../../lib/lab/server.ts', import.meta.url))).isFile());
 });

@@ -1,0 +1,208 @@
+import type { Clock } from '../base/clock.js';
+import { WeirError } from '../base/errors.js';
+import type { Config } from '../config/config.js';
+import { formatProblem, loadConfig, type Problem } from '../config/load.js';
+import type { TableReader } from '../conntrack/table-reader.js';
+import type { DataPath } from '../datapath/data-path.js';
+import { takeCensus } from './census.js';
+import type { Desired } from './desired.js';
+import type { EventLog } from './log.js';
+import type { NetworkReport, NetworkSetup } from './network.js';
+import { countParts, plural, sayCounts } from './summary.js';
+import { requireReloadable } from './supported.js';
+import type { ReloadView } from './view.js';
+
+/**
+ * Changes of the configuration while packets flow. All or nothing:
+ *
+ *     read, judge whole -> compile -> kernel (additions and what old flows need) -> publish -> forget what no flow uses
+ *
+ * A failure before `publish` leaves everything as it was; the kernel is led back. Reloads are made one after the other.
+ *
+ * Backends and services that left the file keep their ids, and the kernel its rules for them, while connections use them.
+ * That is looked at after each reload, and every SWEEP_MS as long as there are any.
+ */
+export interface ReloaderParts {
+  readonly configPath: string;
+  readonly desired: Desired;
+  readonly path: DataPath;
+  readonly network: NetworkSetup;
+  readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
+  readonly clock: Clock;
+  readonly log: EventLog;
+}
+
+/** What became of the last file that was read. */
+export interface LastReload {
+  readonly success: boolean;
+  readonly at: Date;
+  readonly message: string;
+}
+
+/** A configuration that was refused, with its mistakes one by one. */
+export class RefusedConfig extends WeirError {
+  readonly problems: readonly Problem[];
+
+  constructor(path: string, problems: readonly Problem[]) {
+    super(
+      'CONFIG_INVALID',
+      problems.map((problem) => formatProblem(path, problem)).join('\n'),
+      'Correct the file and reload again; the former configuration is still in use.',
+    );
+    this.problems = problems;
+  }
+}
+
+const SWEEP_MS = 10_000;
+
+export class Reloader {
+  readonly #parts: ReloaderParts;
+  #queue: Promise<unknown> = Promise.resolve();
+  #sweepTimer: NodeJS.Timeout | undefined;
+  #isClosed = false;
+  #appliedAt = new Date();
+  #last: LastReload;
+
+  constructor(parts: ReloaderParts) {
+    this.#parts = parts;
+    this.#last = { success: true, at: this.#appliedAt, message: 'start' };
+  }
+
+  get configPath(): string {
+    return this.#parts.configPath;
+  }
+
+  /** Since when the configuration in use is in use. */
+  get appliedAt(): Date {
+    return this.#appliedAt;
+  }
+
+  get last(): LastReload {
+    return this.#last;
+  }
+
+  /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
+  reload(): Promise<ReloadView> {
+    return this.#inTurn(async () => {
+      try {
+        const view = await this.#apply();
+        this.#appliedAt = new Date();
+        this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
+        this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
+          services: view.services,
+          backends: view.backends,
+          removedBackends: view.removedBackends,
+          tookMs: view.tookMs,
+        });
+        return view;
+      } catch (error) {
+        this.#refused(error as Error);
+        throw error;
+      }
+    });
+  }
+
+  /** Lets a reload under way finish and takes no more. */
+  async close(): Promise<void> {
+    this.#isClosed = true;
+    clearTimeout(this.#sweepTimer);
+    await this.#queue;
+  }
+
+  async #apply(): Promise<ReloadView> {
+    const { configPath, desired, path, clock, log } = this.#parts;
+    const beganMs = performance.now();
+    const { config, problems } = loadConfig(configPath);
+    if (config === null) throw new RefusedConfig(configPath, problems);
+    requireReloadable(desired.config, config);
+    const proposal = desired.propose(config, clock.nowMs());
+    const report = await this.#changeNetwork(config, proposal.compiled);
+    logNetwork(log, config, report);
+    await path.publish(proposal.compiled.snapshot);
+    desired.take(proposal);
+    const commands = [...report.commands, ...(await this.#sweep())];
+    return {
+      path: configPath,
+      ...countParts(config),
+      removedBackends: desired.removedBackends().length,
+      commands,
+      tookMs: Math.round(performance.now() - beganMs),
+    };
+  }
+
+  async #changeNetwork(config: Config, compiled: Parameters<Desired['retainedNeeds']>[0]): Promise<NetworkReport> {
+    const { desired, network } = this.#parts;
+    const before = { config: desired.config, needs: desired.retainedNeeds() };
+    try {
+      return await network.update(config, desired.retainedNeeds(compiled));
+    } catch (error) {
+      await network.update(before.config, before.needs).catch(() => {});
+      throw error;
+    }
+  }
+
+  /** Forgets what left the file and is not in use any more. @returns the commands that took */
+  async #sweep(): Promise<readonly string[]> {
+    const { desired, network, readers, clock, log } = this.#parts;
+    clearTimeout(this.#sweepTimer);
+    if (desired.removedBackends().length === 0 && desired.removedServices().length === 0) return [];
+    const census = takeCensus([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
+    const { forgotten, kept } = desired.forget(census.backends);
+    if (kept > 0 && !this.#isClosed) {
+      this.#sweepTimer = setTimeout(
+        () => void this.#inTurn(() => this.#sweepLater()).catch(() => {}),
+        SWEEP_MS,
+      ).unref();
+    }
+    if (forgotten === 0) return [];
+    const { commands } = await network.update(desired.config, desired.retainedNeeds());
+    log.info(
+      'drained',
+      `${plural(forgotten, 'removed service or backend', 'removed services and backends')} without connections forgotten`,
+      { forgotten, kept },
+    );
+    return commands;
+  }
+
+  async #sweepLater(): Promise<void> {
+    try {
+      await this.#sweep();
+    } catch (error) {
+      this.#parts.log.error('step-failed', `could not tidy up after a removed backend: ${(error as Error).message}`);
+    }
+  }
+
+  #refused(error: Error): void {
+    const problems = error instanceof RefusedConfig ? error.problems : undefined;
+    const code = error instanceof WeirError ? error.code : 'NOT_SUPPORTED';
+    this.#last = { success: false, at: new Date(), message: error.message };
+    this.#parts.log.error('reload-refused', `the former configuration stays: ${error.message}`, {
+      code,
+      ...(problems === undefined ? {} : { problems }),
+    });
+  }
+
+  #inTurn<T>(step: () => Promise<T>): Promise<T> {
+    const result = this.#queue.then(() => {
+      if (this.#isClosed) throw new WeirError('NOT_RUNNING', 'weir is stopping', 'Start it again.');
+      return step();
+    });
+    this.#queue = result.catch(() => {});
+    return result;
+  }
+}
+
+/** A line for what was done to the kernel, and one for each thing to know. */
+export function logNetwork(log: EventLog, { network }: Config, { commands, notes }: NetworkReport): void {
+  if (!network.manage) log.info('network-applied', 'network.manage is false: `weir net` prints what is needed');
+  else if (commands.length > 0) {
+    log.info(
+      'network-applied',
+      `${plural(commands.length, 'route, rule or setting', 'routes, rules and settings')} changed`,
+      {
+        commands: commands.length,
+      },
+    );
+  }
+  for (const note of notes) log.warn('network-note', note);
+}

@@ -1,0 +1,19 @@
+import type { Config } from '../config/config.js';
+
+export interface Counts {
+  readonly services: number;
+  readonly backends: number;
+}
+
+export function countParts({ services }: Config): Counts {
+  return { services: services.length, backends: services.reduce((sum, { backends }) => sum + backends.length, 0) };
+}
+
+/** `3 services, 1 backend` */
+export function sayCounts({ services, backends }: Counts): string {
+  return `${plural(services, 'service')}, ${plural(backends, 'backend')}`;
+}
+
+export function plural(count: number, noun: string, nouns = `${noun}s`): string {
+  return `${count} ${count === 1 ? noun : nouns}`;
+}

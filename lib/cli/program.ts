@@ -167,7 +167,11 @@ function command(parent: Command, name: string, description: string, example: st
 function settle(command: Command): Command {
   return command.exitOverride().configureOutput({
     outputError: (text, write) => {
-      const message = text.trim().replace(/^error: /, '').replace(/\n/g, ' ').replace(/\.$/, '');
+      const message = text
+        .trim()
+        .replace(/^error: /, '')
+        .replace(/\n/g, ' ')
+        .replace(/\.$/, '');
       write(`weir: ${message}. See \`${fullName(command)} --help\`.\n`);
     },
   });

@@ -49,8 +49,6 @@ export const LISTS = 9;
 export const LIST_WORDS = 3;
 /** The record the search for an expired one goes on at. */
 export const SWEEP_CURSOR = 15;
-/** Four words for the owner of a file: the boot its times belong to. */
-export const BOOT_ID = 16;
 
 // Header, as doubles.
 /** No record expires before the lesser of these two (flow-table.ts, "Finding what has expired"). */

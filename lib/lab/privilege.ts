@@ -68,16 +68,15 @@ function rerun(): Promise<number> {
   const command = [process.execPath, ...process.execArgv, ...process.argv.slice(1)];
   const env = { ...process.env, [MARK]: '1' };
   const child = spawn('unshare', [...UNSHARE, ...command], { stdio: 'inherit', env });
-  // Ctrl-C reaches the whole group: the child cleans up, this process only waits.
-  const wait = (): void => {};
+  // Ctrl-C reaches both, a kill only this process. The child cleans up; being told twice does no harm.
   const pass = (signal: NodeJS.Signals): void => {
     child.kill(signal);
   };
-  process.on('SIGINT', wait).on('SIGTERM', pass).on('SIGHUP', pass);
+  process.on('SIGINT', pass).on('SIGTERM', pass).on('SIGHUP', pass);
   return new Promise((resolve, reject) => {
     child.once('error', reject);
     child.once('exit', (status) => {
-      process.off('SIGINT', wait).off('SIGTERM', pass).off('SIGHUP', pass);
+      process.off('SIGINT', pass).off('SIGTERM', pass).off('SIGHUP', pass);
       resolve(status ?? 1);
     });
   });

@@ -11,9 +11,7 @@ export const VNET_HEADER_BYTES = 10;
 /** flags: the L4 checksum is in partial form and covers csum_start to the end. */
 export const NEEDS_CSUM = 1;
 
-export const GSO_NONE = 0;
 export const GSO_TCPV4 = 1;
-export const GSO_TCPV6 = 4;
 export const GSO_UDP_L4 = 5;
 /** Or-ed into gso_type: the TCP super-packet has CWR set. */
 export const GSO_ECN = 0x80;

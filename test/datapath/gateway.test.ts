@@ -328,7 +328,8 @@ t.test('a million packets of known flows allocate nothing that stays', async (t)
     for (let b = 0; b < batches; b++) {
       rx.count = 64;
       for (let i = 0; i < 64; i++) {
-        const at = (rx.offset[i] = i * memory.slotBytes + 128);
+        const at = i * memory.slotBytes + 128;
+        rx.offset[i] = at;
         rx.slot[i] = i;
         rx.length[i] = packet.length;
         for (let k = 0; k < packet.length; k++) memory.bytes[at + k] = packet[k]!;

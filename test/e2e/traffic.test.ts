@@ -110,7 +110,7 @@ t.test(
         await lab.exec(
           'client',
           'curl',
-          ['-sS', '-Z', '-o', '/dev/null', `http://${VIP}:${PORTS[mode]}/bytes/[300001-300006]`],
+          ['-sS', '-Z', '-o', '/dev/null', `http://${VIP}:${PORTS[mode]}/bytes/[300001-300040]`],
           { timeoutMs: 30_000 },
         );
         const port = mode === 'dnat' ? PORTS.echoDnat : PORTS.echoSnat;

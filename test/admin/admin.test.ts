@@ -1,0 +1,279 @@
+import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { createServer, request } from 'node:http';
+import { connect } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setImmediate, setTimeout } from 'node:timers/promises';
+import t from 'tap';
+import { createApp } from '../../lib/admin/app.js';
+import { serveAdmin } from '../../lib/admin/serve.js';
+import { WeirError } from '../../lib/base/errors.js';
+import { RefusedConfig } from '../../lib/control/reloader.js';
+import { backend, FakeWeir } from '../support/fake-weir.js';
+
+/** The series of a scrape: name and labels to value. */
+function series(text: string): Map<string, number> {
+  const lines = text.split('\n').filter((line) => line !== '' && !line.startsWith('#'));
+  return new Map(
+    lines.map((line) => [line.slice(0, line.lastIndexOf(' ')), Number(line.slice(line.lastIndexOf(' ')))]),
+  );
+}
+
+t.test('what each address answers', async (t) => {
+  const weir = new FakeWeir();
+  const app = createApp(weir, 'all');
+  const json = async (path: string, method = 'GET'): Promise<unknown> => (await app.request(path, { method })).json();
+  t.strictSame(await json('/healthz'), { status: 'ok' });
+  t.strictSame(await json('/v1/status'), weir.status());
+  t.strictSame(await json('/v1/services'), weir.services());
+  t.strictSame(await json('/v1/ct/stats'), weir.conntrack());
+  t.match(await json('/v1/reload', 'POST'), { path: '/etc/weir.yaml', services: 1 });
+  t.strictSame(await json('/v1/ct/flush?backend=web/b1', 'POST'), { flushed: 5 });
+  const list = await app.request('/v1/ct?service=web&client=10.0.0.0/8&format=cilium');
+  t.match(list.headers.get('content-type'), /text\/plain/);
+  t.equal(await list.text(), '[]\n');
+  t.match((await app.request('/v1/ct')).headers.get('content-type'), 'application/json');
+  t.strictSame(weir.asked, [
+    'reload',
+    'flush {"backend":"web/b1"}',
+    'list cilium {"service":"web","client":"10.0.0.0/8"}',
+    'list json {}',
+  ]);
+});
+
+t.test('what is refused, and how', async (t) => {
+  const weir = new FakeWeir();
+  const app = createApp(weir, 'all');
+  for (const [method, path, status, message] of [
+    ['GET', '/v1/nothing', 404, /there is no \/v1\/nothing/],
+    ['POST', '/v1/status', 405, /does not take POST/],
+    ['GET', '/v1/reload', 405, /does not take GET/],
+    ['DELETE', '/v1/ct', 405, /does not take DELETE/],
+    ['GET', '/v1/ct?servce=web', 400, /no parameter "servce"/],
+    ['POST', '/v1/ct/flush?format=json', 400, /no parameter "format"/],
+    ['GET', '/v1/ct?format=xml', 400, /no format "xml"/],
+    ['GET', '/v1/ct?state=NOPE', 400, /no state/],
+  ] as const) {
+    const answer = await app.request(path, { method });
+    t.equal(answer.status, status, `${method} ${path}`);
+    t.match(await answer.json(), { code: 'USAGE', message, remedy: /./ });
+  }
+  t.equal((await app.request('/v1/reload')).headers.get('allow'), 'POST');
+  t.strictSame(weir.asked, ['list json {"state":"NOPE"}'], 'nothing was flushed or reloaded');
+  const huge = await app.request('/v1/reload', {
+    method: 'POST',
+    body: 'x'.repeat(70_000),
+    headers: { 'content-length': '70000' },
+  });
+  t.equal(huge.status, 413);
+});
+
+t.test('a refused file is answered with its mistakes', async (t) => {
+  const weir = new FakeWeir();
+  const app = createApp(weir, 'all');
+  const problems = [{ line: 3, column: 5, path: 'services', message: 'is missing' }];
+  weir.refusal = new RefusedConfig('/etc/weir.yaml', problems);
+  const answer = await app.request('/v1/reload', { method: 'POST' });
+  t.equal(answer.status, 422);
+  t.match(await answer.json(), {
+    code: 'CONFIG_INVALID',
+    message: '/etc/weir.yaml:3:5 services: is missing',
+    problems,
+  });
+  weir.refusal = new WeirError('NOT_RUNNING', 'weir is stopping');
+  t.equal((await app.request('/v1/reload', { method: 'POST' })).status, 503);
+});
+
+t.test('the public part only reads', async (t) => {
+  const weir = new FakeWeir();
+  const app = createApp(weir, 'public');
+  for (const path of ['/healthz', '/metrics', '/v1/status']) t.equal((await app.request(path)).status, 200, path);
+  for (const [method, path] of [
+    ['POST', '/v1/reload'],
+    ['POST', '/v1/ct/flush'],
+    ['GET', '/v1/ct'],
+    ['GET', '/v1/services'],
+  ] as const) {
+    t.equal((await app.request(path, { method })).status, 404, path);
+  }
+  t.strictSame(weir.asked, []);
+});
+
+t.test('metrics', async (t) => {
+  const weir = new FakeWeir();
+  const app = createApp(weir, 'public');
+  const scrape = async (): Promise<Map<string, number>> => series(await (await app.request('/metrics')).text());
+  t.match((await app.request('/metrics')).headers.get('content-type'), /text\/plain; version=0.0.4/);
+  const first = await scrape();
+  for (const [name, value] of [
+    ['weir_build_info{version="1.2.3",engine="io_uring"}', 1],
+    ['weir_conntrack_entries{table="tcp"}', 7],
+    ['weir_conntrack_entries{table="any"}', 2],
+    ['weir_conntrack_limit{table="tcp"}', 100],
+    ['weir_conntrack_evictions_total{table="tcp",class="half-open"}', 3],
+    ['weir_conntrack_gc_runs_total', 2],
+    ['weir_packets_total{service="web",backend="b1",direction="original"}', 10],
+    ['weir_bytes_total{service="web",backend="b2",direction="reply"}', 1200],
+    ['weir_connections_total{service="web",backend="b1"}', 4],
+    ['weir_connections_active{service="web",backend="b1"}', 3],
+    ['weir_drops_total{reason="malformed"}', 2],
+    ['weir_drops_total{reason="table-full"}', 0],
+    ['weir_replies_total{reason="echo"}', 1],
+    ['weir_device_packets_total{direction="rx"}', 11],
+    ['weir_config_last_reload_success', 1],
+    ['weir_config_last_reload_timestamp_seconds', Date.UTC(2026, 0, 2, 3, 4, 5) / 1000],
+  ] as const) {
+    t.equal(first.get(name), value, name);
+  }
+  t.ok(first.get('weir_resident_memory_bytes')! > 1e6);
+
+  t.strictSame([...(await scrape()).keys()], [...first.keys()], 'a second scrape counts nothing twice');
+  t.equal((await scrape()).get('weir_drops_total{reason="malformed"}'), 2);
+  weir.backends = [backend('b1')];
+  weir.refusal = new WeirError('CONFIG_INVALID', 'no');
+  const later = await scrape();
+  t.equal(later.get('weir_config_last_reload_success'), 0);
+  t.notOk(
+    [...later.keys()].some((name) => name.includes('"b2"')),
+    'series of a removed backend go',
+  );
+  weir.backends = [backend('b1'), backend('b1')];
+  t.equal(
+    (await scrape()).get('weir_connections_total{service="web",backend="b1"}'),
+    8,
+    'two of one name, one of them draining, are one series',
+  );
+});
+
+t.test('sockets', async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weir-admin-'));
+  t.teardown(() => rmSync(folder, { recursive: true }));
+  const weir = new FakeWeir();
+
+  t.test('made for the owner alone, with its folder, and removed', async (t) => {
+    const socket = join(folder, 'run/weir.sock');
+    const mask = process.umask();
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    t.equal(statSync(socket).mode & 0o777, 0o600);
+    t.equal(process.umask(), mask);
+    t.match(await get(socket, '/healthz'), '{"status":"ok"}');
+    await admin.close();
+    t.notOk(existsSync(socket));
+  });
+
+  t.test('a second one is refused, and harms nothing', async (t) => {
+    const socket = join(folder, 'second.sock');
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    await t.rejects(serveAdmin(weir, { socket, listen: null }), { code: 'ALREADY_RUNNING' });
+    t.match(await get(socket, '/healthz'), 'ok');
+    await admin.close();
+  });
+
+  t.test('what a killed one left is replaced; an ordinary file is not', async (t) => {
+    const socket = join(folder, 'stale.sock');
+    await leaveSocket(socket);
+    t.ok(existsSync(socket));
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    t.match(await get(socket, '/healthz'), 'ok');
+    await admin.close();
+    writeFileSync(socket, 'precious');
+    await t.rejects(serveAdmin(weir, { socket, listen: null }), { code: 'ALREADY_RUNNING' });
+    t.ok(existsSync(socket));
+  });
+
+  t.test('places that cannot be', async (t) => {
+    const long = join(folder, 'x'.repeat(120));
+    await t.rejects(serveAdmin(weir, { socket: long, listen: null }), { code: 'ADDRESS_IN_USE', message: /longer/ });
+    writeFileSync(join(folder, 'file'), '');
+    const under = join(folder, 'file/weir.sock');
+    await t.rejects(serveAdmin(weir, { socket: under, listen: null }), { code: 'ADDRESS_IN_USE' });
+  });
+
+  t.test('a taken port is named, and the socket goes again', async (t) => {
+    const taken = createServer();
+    await new Promise<void>((resolve) => taken.listen(0, '127.0.0.1', resolve));
+    const { port } = taken.address() as { port: number };
+    const socket = join(folder, 'port.sock');
+    const listen = { host: '127.0.0.1', port };
+    await t.rejects(serveAdmin(weir, { socket, listen }), {
+      code: 'ADDRESS_IN_USE',
+      message: `127.0.0.1:${port} is taken`,
+    });
+    t.notOk(existsSync(socket));
+    await new Promise((resolve) => taken.close(resolve));
+    const admin = await serveAdmin(weir, { socket, listen });
+    t.equal((await fetch(`http://127.0.0.1:${port}/healthz`)).status, 200);
+    t.equal((await fetch(`http://127.0.0.1:${port}/v1/reload`, { method: 'POST' })).status, 404);
+    await admin.close();
+  });
+
+  t.test('closing waits for nobody', async (t) => {
+    const socket = join(folder, 'busy.sock');
+    weir.chunks = function* () {
+      for (;;) yield 'x'.repeat(32_768);
+    };
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    const idle = Array.from({ length: 50 }, () => connect(socket));
+    const cut = Promise.all(
+      idle.map((each) => new Promise((resolve) => each.on('close', resolve).on('error', () => {}))),
+    );
+    const endless = get(socket, '/v1/ct');
+    endless.catch(() => {});
+    await setTimeout(50);
+    await admin.close();
+    await cut;
+    await t.rejects(endless);
+  });
+
+  t.test('a list goes as fast as its reader, and others are served meanwhile', async (t) => {
+    const socket = join(folder, 'slow.sock');
+    let made = 0;
+    let isReturned = false;
+    weir.chunks = function* () {
+      try {
+        for (;;) {
+          made++;
+          yield 'x'.repeat(32_768);
+        }
+      } finally {
+        isReturned = true;
+      }
+    };
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    const reader = connect(socket);
+    await new Promise<void>((resolve) => reader.on('connect', resolve));
+    reader.pause();
+    reader.write('GET /v1/ct HTTP/1.1\r\nhost: x\r\n\r\n');
+    let before = -1;
+    while (made !== before || made === 0) {
+      before = made;
+      await setTimeout(50);
+    }
+    t.ok(made < 100, `${made} chunks were made for a reader that reads nothing`);
+    t.match(await get(socket, '/healthz'), 'ok');
+    reader.destroy();
+    while (!isReturned) await setImmediate();
+    t.pass('and the list ends with its reader');
+    await admin.close();
+  });
+});
+
+function get(socketPath: string, path: string): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const message = request({ socketPath, path, agent: false }, (response) => {
+      let body = '';
+      response.setEncoding('utf8').on('data', (chunk) => (body = (body + chunk).slice(-1000)));
+      response.on('end', () => resolve(body)).on('error', reject);
+    });
+    message.on('error', reject).end();
+  });
+}
+
+/** A socket nobody listens on any more: its file, linked away before its owner's end removes it. */
+async function leaveSocket(path: string): Promise<void> {
+  const { linkSync } = await import('node:fs');
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(`${path}.live`, resolve));
+  linkSync(`${path}.live`, path);
+  await new Promise((resolve) => server.close(resolve));
+}

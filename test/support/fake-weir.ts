@@ -1,0 +1,129 @@
+import { WeirError } from '../../lib/base/errors.js';
+import type { FlowFilter } from '../../lib/control/flows.js';
+import type {
+  BackendView,
+  ConntrackView,
+  Overview,
+  RunningWeir,
+  ServiceView,
+  StatusView,
+} from '../../lib/control/view.js';
+
+/** A running weir without one: fixed answers, and a record of what it was asked. */
+export class FakeWeir implements RunningWeir {
+  readonly asked: string[] = [];
+  backends: BackendView[] = [backend('b1'), backend('b2')];
+  chunks: () => Iterable<string> = () => ['[]\n'];
+  refusal: WeirError | undefined;
+
+  status(): StatusView {
+    const at = '2026-01-02T03:04:05.000Z';
+    return {
+      version: '1.2.3',
+      pid: 42,
+      startedAt: at,
+      uptimeSeconds: 3725,
+      device: {
+        name: 'weir0',
+        mtu: 1500,
+        engine: 'io_uring',
+        vnetHeader: true,
+        offloads: { csum: true, tso4: true, tso6: true, uso: false },
+        notes: ['engine io_uring, multishot reads'],
+      },
+      config: {
+        path: '/etc/weir.yaml',
+        version: 3,
+        services: 1,
+        backends: this.backends.length,
+        appliedAt: at,
+        ageSeconds: 59,
+        lastReload: { success: this.refusal === undefined, at, message: this.refusal?.message ?? '' },
+      },
+      conntrack: { tcp: { entries: 7, limit: 100 }, any: { entries: 2, limit: 50 } },
+      traffic: {
+        rxPackets: 11,
+        rxBytes: 1100,
+        txPackets: 9,
+        txBytes: 900,
+        batches: 4,
+        forwarded: 8,
+        stateless: 0,
+        pickedUp: 1,
+        cut: 0,
+        drops: { malformed: 2, 'table-full': 0 },
+        replies: { echo: 1 },
+        passes: { 'not-tracked': 0 },
+      },
+    };
+  }
+
+  services(): ServiceView[] {
+    return [
+      {
+        name: 'web',
+        address: '10.96.0.10',
+        port: 80,
+        protocol: 'tcp',
+        algorithm: 'maglev',
+        mode: 'dnat',
+        removed: false,
+        backends: this.backends,
+      },
+    ];
+  }
+
+  conntrack(): ConntrackView {
+    const table = {
+      records: 8,
+      inserted: 20,
+      insertFailures: 1,
+      evicted: { expired: 1, closing: 2, halfOpen: 3 },
+      collected: 6,
+    };
+    return {
+      tables: {
+        tcp: { ...table, entries: 7, limit: 100, states: { ESTABLISHED: 7 } },
+        any: { ...table, entries: 2, limit: 50, states: { UNREPLIED: 2 } },
+      },
+      gc: { runs: 2, intervalSeconds: 300, lastPassSeconds: 0.004, longestSliceSeconds: 0.0005, lastDeleted: 6 },
+      drops: { malformed: 2 },
+    };
+  }
+
+  overview(): Overview {
+    return { status: this.status(), services: this.services(), conntrack: this.conntrack() };
+  }
+
+  listFlows(filter: FlowFilter, format: string): Iterable<string> {
+    this.asked.push(`list ${format} ${JSON.stringify(filter)}`);
+    if (filter.state === 'NOPE') throw new WeirError('USAGE', 'no state is called "NOPE"', 'Correct the filter.');
+    return this.chunks();
+  }
+
+  async flush(filter: FlowFilter) {
+    this.asked.push(`flush ${JSON.stringify(filter)}`);
+    return { flushed: 5 };
+  }
+
+  async reload() {
+    this.asked.push('reload');
+    if (this.refusal !== undefined) throw this.refusal;
+    return { path: '/etc/weir.yaml', services: 1, backends: 2, removedBackends: 0, commands: [], tookMs: 3 };
+  }
+}
+
+export function backend(name: string): BackendView {
+  return {
+    name,
+    address: '10.2.0.11',
+    port: 8080,
+    weight: 1,
+    state: 'active',
+    removed: false,
+    connections: 4,
+    flows: 3,
+    packets: { original: 10, reply: 12 },
+    bytes: { original: 1000, reply: 1200 },
+  };
+}

@@ -1,3 +1,4 @@
+import { REASON, REASON_MEANINGS, type ReasonName } from '../base/reasons.js';
 import type { ConntrackView, ServiceView, StatusView } from '../control/view.js';
 
 type Cell = string | number;
@@ -70,8 +71,14 @@ export function renderConntrack({ tables, gc, drops }: ConntrackView): string {
   );
   const last = gc.runs === 0 ? '' : `; the last took ${ms(gc.lastPassSeconds)} and deleted ${gc.lastDeleted}`;
   const collector = `\ngc: every ${sayDuration(gc.intervalSeconds)}, ${gc.runs} so far${last}; longest slice ${ms(gc.longestSliceSeconds)}\n`;
-  const dropped = Object.entries(drops);
-  return table + collector + (dropped.length === 0 ? '' : `\n${renderTable(['DROPPED FOR', 'PACKETS'], dropped)}`);
+  const dropped = Object.entries(drops).map(([reason, packets]) => [
+    reason,
+    packets,
+    REASON_MEANINGS[REASON[reason as ReasonName]]!,
+  ]);
+  return (
+    table + collector + (dropped.length === 0 ? '' : `\n${renderTable(['DROPPED FOR', 'PACKETS', 'MEANING'], dropped)}`)
+  );
 }
 
 function sayCountsOf(counts: Readonly<Record<string, number>>): string {

@@ -1,4 +1,4 @@
-import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { createServer, request } from 'node:http';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -271,7 +271,6 @@ function get(socketPath: string, path: string): Promise<string> {
 
 /** A socket nobody listens on any more: its file, linked away before its owner's end removes it. */
 async function leaveSocket(path: string): Promise<void> {
-  const { linkSync } = await import('node:fs');
   const server = createServer();
   await new Promise<void>((resolve) => server.listen(`${path}.live`, resolve));
   linkSync(`${path}.live`, path);

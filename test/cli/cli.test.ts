@@ -1,0 +1,339 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import t from 'tap';
+import { serveAdmin } from '../../lib/admin/serve.js';
+import { type Parts, type ReplayRequest, type RunRequest, runProgram } from '../../lib/cli/program.js';
+import { RefusedConfig } from '../../lib/control/reloader.js';
+import { FakeWeir } from '../support/fake-weir.js';
+
+const folder = mkdtempSync(join(tmpdir(), 'weir-cli-'));
+t.teardown(() => rmSync(folder, { recursive: true }));
+
+function write(name: string, text: string): string {
+  const path = join(folder, name);
+  writeFileSync(path, text);
+  return path;
+}
+
+const good = write(
+  'good.yaml',
+  `services:
+  - name: web
+    address: 10.96.0.10
+    port: 80
+    protocol: tcp
+    backends:
+      - { name: b1, address: 10.2.0.11, port: 8080 }
+      - { name: b2, address: 10.2.0.12, port: 8080, weight: 3 }
+      - { name: b3, address: 10.2.0.13, port: 8080, weight: 0 }
+  - { name: lots, address: 10.96.0.11, port: 80, protocol: tcp, algorithm: random, backends: [] }
+`,
+);
+const bad = write('bad.yaml', 'sed: x\nservices:\n  - { name: web, address: 10.96.0.010, port: 80, protocol: tcp }\n');
+
+interface Outcome {
+  readonly code: number;
+  readonly stdout: string;
+  readonly stderr: string;
+}
+
+/** What the parts were asked for. */
+const asked: unknown[] = [];
+
+const parts: Parts = {
+  version: '1.2.3',
+  async run(request: RunRequest) {
+    asked.push(['run', request]);
+    return 0;
+  },
+  async replay(request: ReplayRequest) {
+    asked.push(['replay', request]);
+    return { packets: 3, emitted: 2, seconds: 1.5, verdicts: { forward: 2, drop: 1, hold: 0 } };
+  },
+  async lab(verb, request) {
+    asked.push(['lab', verb, request]);
+    return 1;
+  },
+};
+
+/** Runs a command line in this process and collects what it writes. */
+async function weir(...args: string[]): Promise<Outcome> {
+  const written = { stdout: '', stderr: '' };
+  const restore = (['stdout', 'stderr'] as const).map((name) => {
+    const stream = process[name];
+    const write = stream.write;
+    stream.write = ((chunk: string) => {
+      written[name] += chunk;
+      return true;
+    }) as typeof stream.write;
+    return () => {
+      stream.write = write;
+    };
+  });
+  try {
+    const code = await runProgram(['node', 'weir', ...args], parts);
+    return { code, ...written };
+  } finally {
+    for (const each of restore) each();
+  }
+}
+
+t.test('every command has help with an example', async (t) => {
+  const commands = [
+    ['run'],
+    ['check'],
+    ['net'],
+    ['replay'],
+    ['maglev'],
+    ['status'],
+    ['services'],
+    ['reload'],
+    ['ct'],
+    ['ct', 'list'],
+    ['ct', 'stats'],
+    ['ct', 'flush'],
+    ['lab'],
+    ['lab', 'up'],
+    ['lab', 'demo'],
+    ['lab', 'down'],
+  ];
+  const { stdout: all, code } = await weir('--help');
+  t.equal(code, 0);
+  for (const command of commands) {
+    if (command.length === 1) t.match(all, new RegExp(`^  ${command[0]} `, 'm'));
+    const { code, stdout, stderr } = await weir(...command, '--help');
+    t.strictSame([code, stderr], [0, ''], command.join(' '));
+    t.match(stdout, `Example:\n  weir ${command.join(' ')}`);
+  }
+  t.strictSame(await weir('--version'), { code: 0, stdout: '1.2.3\n', stderr: '' });
+});
+
+t.test('a wrong command line: 2, one line, and where help is', async (t) => {
+  for (const [args, message] of [
+    [['chek', '-c', good], /unknown command 'chek' \(Did you mean check\?\)\. See `weir --help`\./],
+    [['check'], /required option '-c, --config <file>' not specified\. See `weir check --help`\./],
+    [['check', '-c', good, '--fast'], /unknown option '--fast'/],
+    [['ct', 'list', '-o', 'xml'], /Allowed choices are table, json, cilium, conntrack\. See `weir ct list --help`/],
+    [['ct', 'lst'], /unknown command 'lst'/],
+    [['maglev', '-c', good], /missing required argument 'service'/],
+    [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
+    [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
+  ] as const) {
+    const { code, stdout, stderr } = await weir(...args);
+    t.equal(code, 2, args.join(' '));
+    t.equal(stdout, '');
+    t.match(stderr, message);
+    t.match(stderr, /^weir: .*\n$/, 'one line');
+  }
+  t.equal((await weir()).code, 2, 'no command at all');
+});
+
+t.test('options reach the parts', async (t) => {
+  asked.length = 0;
+  t.equal((await weir('run', '-c', good, '--socket', '/tmp/s', '--pretty')).code, 0);
+  const files = ['--in', 'in.pcap', '--out', 'out.pcap', '--json', 'out.jsonl'];
+  const more = ['--conntrack', 'ct.json', '--timeline', 't.jsonl', '--seed', '-7', '--recovering'];
+  const { code, stderr } = await weir('replay', '-c', good, ...files, ...more);
+  t.strictSame([code, stderr], [0, '3 packets in 1.500 s, 2 out: forward 2, drop 1\n']);
+  await weir('replay', '-c', good, ...files);
+  t.equal((await weir('lab', 'demo', '--prefix', 'mine')).code, 1, 'the exit code is the part’s');
+  const names = { in: 'in.pcap', out: 'out.pcap', json: 'out.jsonl' };
+  t.strictSame(asked, [
+    ['run', { config: good, socket: '/tmp/s', pretty: true }],
+    ['replay', { config: good, ...names, conntrack: 'ct.json', timeline: 't.jsonl', seed: -7, recovering: true }],
+    ['replay', { config: good, ...names, seed: 1 }],
+    ['lab', 'demo', { prefix: 'mine' }],
+  ]);
+});
+
+t.test('check', async (t) => {
+  t.strictSame(await weir('check', '-c', good), {
+    code: 0,
+    stdout: `${good} is valid: 2 services, 3 backends\n`,
+    stderr: '',
+  });
+  const refused = await weir('check', '-c', bad);
+  t.strictSame([refused.code, refused.stdout], [2, '']);
+  const lines = refused.stderr.trimEnd().split('\n');
+  t.ok(lines.length >= 2, 'all mistakes at once');
+  for (const line of lines) t.ok(/^.*bad\.yaml:\d+:\d+ [\w.[\]]+: .+$/.test(line), line);
+  t.match(lines[0], 'bad.yaml:1:1 sed: ');
+  t.match(lines[1], ':3:');
+
+  const json = await weir('check', '-c', bad, '-o', 'json');
+  t.strictSame([json.code, json.stderr], [2, '']);
+  t.match(JSON.parse(json.stdout), { valid: false, problems: [{ line: 1, column: 1, path: 'sed' }, { line: 3 }] });
+  t.match(JSON.parse((await weir('check', '-c', good, '-o', 'json')).stdout), {
+    valid: true,
+    services: 2,
+    backends: 3,
+  });
+
+  const missing = await weir('check', '-c', join(folder, 'none.yaml'));
+  t.equal(missing.code, 2);
+  t.match(
+    missing.stderr,
+    /^weir: cannot read .*none\.yaml: it does not exist\. Name an existing file with -c FILE\.\n$/,
+  );
+});
+
+t.test('maglev', async (t) => {
+  const { code, stdout } = await weir('maglev', '-c', good, 'web', '-o', 'json');
+  t.equal(code, 0);
+  const { size, backends } = JSON.parse(stdout);
+  t.equal(size, 16381);
+  t.strictSame(
+    backends.map(({ backend }: { backend: string }) => backend),
+    ['b1', 'b2'],
+    'weight 0 has no slots',
+  );
+  t.equal(backends[0].slots + backends[1].slots, size);
+  t.ok(Math.abs(backends[1].share - 0.75) < 0.01);
+  t.equal(backends[0].disturbed, 0, 'the only other keeps what it has');
+  t.match((await weir('maglev', '-c', good, 'web')).stdout, /b2 +3 +\d+ +7\d\.\d\d % +#{29,31} /);
+  const none = await weir('maglev', '-c', good, 'nope');
+  t.strictSame([none.code, none.stderr], [2, `weir: ${good} has no service "nope". It has web, lots.\n`]);
+  t.match((await weir('maglev', '-c', good, 'lots')).stderr, 'lots is random');
+});
+
+t.test('net prints a script', async (t) => {
+  const { code, stdout } = await weir('net', '-c', good);
+  t.equal(code, 0);
+  t.match(stdout, 'ip route replace 10.96.0.10 dev weir0 proto 196');
+  t.match(JSON.parse((await weir('net', '-c', good, '-o', 'json')).stdout).sections[0], { title: /device/ });
+});
+
+t.test('commands that talk to a running weir', async (t) => {
+  const running = new FakeWeir();
+  const socket = join(folder, 'weir.sock');
+  const admin = await serveAdmin(running, { socket, listen: null });
+  t.teardown(() => admin.close());
+  const ask = (...args: string[]): Promise<Outcome> => weir(...args, '--socket', socket);
+
+  const status = await ask('status');
+  t.equal(status.code, 0);
+  t.match(status.stdout, /weir +1\.2\.3, pid 42, up 1 h 2 min/);
+  t.match(status.stdout, /device +weir0, mtu 1500, io_uring/);
+  t.match(status.stdout, /connections +tcp 7 of 100, other 2 of 50/);
+  t.match(status.stdout, /web +10\.96\.0\.10:80\/tcp +maglev dnat +b1 +10\.2\.0\.11:8080 +1 +active +3 +4 +1000 +1200/);
+  t.strictSame(JSON.parse((await ask('status', '-o', 'json')).stdout), running.status());
+  t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.services());
+  running.backends = [];
+  t.match((await ask('services')).stdout, /web .*\(none\)/);
+
+  t.strictSame(JSON.parse((await ask('ct', 'stats', '-o', 'json')).stdout), running.conntrack());
+  t.match((await ask('ct', 'stats')).stdout, /tcp +7 +100 +20 +1 +6 +6 +ESTABLISHED 7\n/);
+
+  running.asked.length = 0;
+  t.equal((await ask('ct', 'list', '-o', 'json', '--service', 'web', '--state', 'established')).stdout, '[]\n');
+  t.match(
+    (await ask('ct', 'list', '--state', 'NOPE')).stderr,
+    /^weir: no state is called "NOPE"\. Correct the filter\.\n$/,
+  );
+  t.equal((await ask('ct', 'flush', '--client', '10.0.0.0/8')).stdout, '5 connections forgotten\n');
+  t.equal((await ask('ct', 'flush', '--all')).code, 0);
+  t.equal((await ask('reload')).stdout, 'applied /etc/weir.yaml: 1 service, 2 backends\n');
+  t.strictSame(running.asked, [
+    'list json {"service":"web","state":"established"}',
+    'list table {"state":"NOPE"}',
+    'flush {"client":"10.0.0.0/8"}',
+    'flush {}',
+    'reload',
+  ]);
+
+  running.refusal = new RefusedConfig('/etc/weir.yaml', [
+    { line: 1, column: 2, path: 'x', message: 'is wrong' },
+    { line: 3, column: 4, path: '', message: 'and so is this' },
+  ]);
+  t.strictSame(await ask('reload'), {
+    code: 2,
+    stdout: '',
+    stderr: '/etc/weir.yaml:1:2 x: is wrong\n/etc/weir.yaml:3:4 and so is this\n',
+  });
+
+  process.env.WEIR_SOCKET = join(folder, 'other.sock');
+  t.teardown(() => delete process.env.WEIR_SOCKET);
+  const nobody = await weir('ct', 'list');
+  t.equal(nobody.code, 1);
+  t.match(nobody.stderr, /^weir: no weir answers on .*other\.sock\. Start it with/);
+});
+
+const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
+const built = existsSync(fileURLToPath(new URL('../../dist/weir.js', import.meta.url)));
+
+t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) => {
+  t.test('check is quick', async (t) => {
+    const command = (): Promise<number> => cpuMs([program, 'check', '-c', good]);
+    const floor = Math.min(await cpuMs(['-e', '0']), await cpuMs(['-e', '0']));
+    const took = Math.min(await command(), await command(), await command());
+    t.ok(took < floor + 500, `${took} ms of CPU, of which node itself takes ${floor}`);
+  });
+
+  t.test('a reader that goes away ends it quietly', async (t) => {
+    const running = new FakeWeir();
+    running.chunks = function* () {
+      for (;;) yield 'line\n'.repeat(5000);
+    };
+    const socket = join(folder, 'pipe.sock');
+    const admin = await serveAdmin(running, { socket, listen: null });
+    t.teardown(() => admin.close());
+    const { code, stdout, stderr } = await exec('sh', [
+      '-c',
+      `"$0" "$1" ct list --socket "$2" | head -n 2`,
+      process.execPath,
+      program,
+      socket,
+    ]);
+    t.strictSame([code, stdout, stderr], [0, 'line\nline\n', '']);
+  });
+
+  t.test('no stack traces, unless asked for', async (t) => {
+    const args = [program, 'check', '-c', folder];
+    const plain = await exec(process.execPath, args);
+    t.equal(plain.code, 2);
+    t.match(plain.stderr, /^weir: cannot read .*\n$/);
+    const debug = await exec(process.execPath, args, { ...process.env, WEIR_DEBUG: '1' });
+    t.match(debug.stderr, /\n +at /);
+  });
+
+  t.test('run without permission says so', async (t) => {
+    if (process.getuid?.() !== 0) return t.skip('needs root, to give it up');
+    const args = ['--reuid', '65534', '--regid', '65534', '--clear-groups', process.execPath, program];
+    const public_ = write('public.yaml', 'services: []\nadmin: { socket: /tmp/weir-nobody/weir.sock, listen: off }\n');
+    await exec('chmod', ['-R', 'a+rX', folder]);
+    const { code, stderr } = await exec('setpriv', [...args, 'run', '-c', public_]);
+    t.equal(code, 1);
+    t.match(
+      stderr,
+      /^weir: (device weir0|\/dev\/net\/tun): E(PERM|ACCES)\. Run as root, or give the process CAP_NET_ADMIN/,
+    );
+  });
+});
+
+function exec(command: string, args: string[], env = process.env): Promise<Outcome> {
+  return new Promise((resolve) => {
+    const child: ChildProcess = execFile(command, args, { env, timeout: 30_000 }, (_error, stdout, stderr) =>
+      resolve({ code: child.exitCode ?? -1, stdout, stderr }),
+    );
+  });
+}
+
+/** CPU time of a node process: what it takes when nobody else is busy. */
+function cpuMs(args: string[]): Promise<number> {
+  return new Promise((resolve) => {
+    const child = spawn('sh', ['-c', '"$@" >/dev/null; times', 'sh', process.execPath, ...args]);
+    let text = '';
+    child.stdout.setEncoding('utf8').on('data', (chunk) => (text += chunk));
+    child.on('close', () => {
+      const children = text.trim().split('\n').at(-1)!;
+      let ms = 0;
+      for (const [, minutes, seconds] of children.matchAll(/(\d+)m([\d.]+)s/g)) {
+        ms += Number(minutes) * 60_000 + Number(seconds) * 1000;
+      }
+      resolve(Math.round(ms));
+    });
+  });
+}

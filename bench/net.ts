@@ -2,6 +2,7 @@ import { spawnSync } from 'node:child_process';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { cpus, release } from 'node:os';
 import { join } from 'node:path';
+import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { backendAddress, Lab, VIP } from '../lib/lab/topology.js';
 
@@ -27,6 +28,8 @@ const ROUNDS = Number(options.rounds);
 const SECONDS = options.seconds;
 const HTTP = 80;
 const IPERF = 5201;
+/** Where datagrams end: a socket that nobody reads from. */
+const SINK = 9;
 
 interface Contender {
   readonly name: string;
@@ -63,7 +66,7 @@ const contenders: readonly Contender[] = [
           .join(', ');
       const service = (name: string, port: number, protocol: string, to: string): string =>
         `  - { name: ${name}, address: ${VIP}, port: ${port}, protocol: ${protocol}, algorithm: random, backends: [${to}] }\n`;
-      const text = `admin: { listen: off }\nservices:\n${service('web', HTTP, 'tcp', list(HTTP, 3))}${service('bulk', IPERF, 'tcp', list(IPERF, 1))}${service('udp', IPERF, 'udp', list(IPERF, 1))}`;
+      const text = `admin: { listen: off }\nservices:\n${service('web', HTTP, 'tcp', list(HTTP, 3))}${service('bulk', IPERF, 'tcp', list(IPERF, 1))}${service('sink', SINK, 'udp', list(SINK, 1))}`;
       const weir = await lab.startWeir(text);
       return async () => void (await weir.stop());
     },
@@ -95,7 +98,7 @@ const contenders: readonly Contender[] = [
       const module = '/usr/lib/nginx/modules/ngx_stream_module.so';
       writeFileSync(
         file,
-        `load_module ${module};\nworker_processes 1;\ndaemon off;\npid ${lab.dir}/stream.pid;\nerror_log ${lab.dir}/stream.err;\nevents { worker_connections 4096; }\nstream {\n  server { listen ${VIP}:${IPERF}; proxy_pass ${backends[0]}:${IPERF}; }\n  server { listen ${VIP}:${IPERF} udp; proxy_pass ${backends[0]}:${IPERF}; }\n}\n`,
+        `load_module ${module};\nworker_processes 1;\ndaemon off;\npid ${lab.dir}/stream.pid;\nerror_log ${lab.dir}/stream.err;\nevents { worker_connections 4096; }\nstream {\n  server { listen ${VIP}:${SINK} udp; proxy_pass ${backends[0]}:${SINK}; }\n}\n`,
       );
       return proxy(lab, 'nginx', ['-c', file]);
     },
@@ -112,7 +115,7 @@ const contenders: readonly Contender[] = [
         'type nat hook prerouting priority -100',
         `ip daddr ${VIP} tcp dport ${HTTP} dnat to numgen random mod 3 map { ${map} }`,
         `ip daddr ${VIP} tcp dport ${IPERF} dnat to ${backends[0]}`,
-        `ip daddr ${VIP} udp dport ${IPERF} dnat to ${backends[0]}`,
+        `ip daddr ${VIP} udp dport ${SINK} dnat to ${backends[0]}`,
         '}',
         '}\n',
       ].join('\n');
@@ -148,12 +151,8 @@ async function measure(lab: Lab, what: Measure): Promise<number> {
   switch (what) {
     case 'bulk':
       return JSON.parse(await client('iperf3', '-c', VIP, '-t', SECONDS, '-J')).end.sum_received.bits_per_second / 1e9;
-    case 'udp': {
-      const { sum } = JSON.parse(
-        await client('iperf3', '-c', VIP, '-u', '-b', '0', '-l', '64', '-t', SECONDS, '-J'),
-      ).end;
-      return (sum.packets - sum.lost_packets) / sum.seconds;
-    }
+    case 'udp':
+      return datagramRate(lab);
     case 'connections':
       return requestRate(await client('wrk', '-t1', '-c64', `-d${SECONDS}`, '-H', 'Connection: close', url));
     case 'keepalive':
@@ -165,6 +164,25 @@ async function measure(lab: Lab, what: Measure): Promise<number> {
       return Number(value) * (unit === 'ms' ? 1000 : 1);
     }
   }
+}
+
+/** Datagrams a second that reach the backend when the client sends as many as it can. */
+async function datagramRate(lab: Lab): Promise<number> {
+  const before = await receivedDatagrams(lab);
+  const sender = fileURLToPath(new URL('udp-sender.mjs', import.meta.url));
+  await lab.exec('client', process.execPath, [sender, VIP, String(SINK), SECONDS], { timeoutMs: 60_000 });
+  return ((await receivedDatagrams(lab)) - before) / Number(SECONDS);
+}
+
+/** Delivered to the sink's socket, or to its full queue: what matters is that they came. */
+async function receivedDatagrams(lab: Lab): Promise<number> {
+  const { stdout } = await lab.exec('b1', 'cat', ['/proc/net/snmp']);
+  const [names, values] = stdout
+    .split('\n')
+    .filter((line) => line.startsWith('Udp:'))
+    .map((line) => line.split(' '));
+  const field = (name: string): number => Number(values![names!.indexOf(name)]);
+  return field('InDatagrams') + field('RcvbufErrors') + field('NoPorts');
 }
 
 function requestRate(output: string): number {
@@ -190,14 +208,16 @@ async function startBackends(lab: Lab): Promise<void> {
     lab.spawn(name, `nginx-${name}`, 'nginx', ['-c', file]);
     lab.spawn(name, `iperf-${name}`, 'iperf3', ['-s']);
   }
+  const sink = `import socket, time\ns = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\ns.bind(('0.0.0.0', ${SINK}))\ntime.sleep(1e6)`;
+  lab.spawn('b1', 'sink', 'python3', ['-c', sink]);
   await lab.exec('client', 'sysctl', ['-qw', 'net.ipv4.ip_local_port_range=1024 65535', 'net.ipv4.tcp_tw_reuse=1']);
   await new Promise((resolve) => setTimeout(resolve, 700));
 }
 
 async function main(): Promise<void> {
-  for (const tool of ['wrk', 'iperf3', 'nginx']) {
+  for (const tool of ['wrk', 'iperf3', 'nginx', 'python3']) {
     if (!isInstalled(tool))
-      throw new Error(`bench:net needs ${tool}: apt-get install wrk iperf3 nginx-light libnginx-mod-stream`);
+      throw new Error(`bench:net needs ${tool}: apt-get install wrk iperf3 nginx-light libnginx-mod-stream python3`);
   }
   const chosen = contenders.filter(({ name }) => options.only === undefined || options.only.split(',').includes(name));
   const running = chosen.filter(({ name, needs }) => {

@@ -122,8 +122,7 @@ export function openTcp(
   const at = record * RECORD_BYTES;
   table.bytes[at + TX_FLAGS_SEEN] = tcpFlags;
   table.bytes[at + STATE] = SYN_SENT;
-  // Stray packets leave nothing that lasts.
-  table.setExpiry(record, nowMs + timeouts[TIMEOUT_TCP_FIN]!);
+  table.setExpiry(record, nowMs + timeouts[TIMEOUT_TCP_SYN]!);
   if (table.bytes[at + TYPE] === TYPE_SVC) trackOneWay(table, record, tcpFlags, nowMs, timeouts);
   else trackTwoWay(table, record, false, tcpFlags, seq, ack, window, payloadBytes, windowScale, nowMs, timeouts);
 }
@@ -254,7 +253,7 @@ function trackTwoWay(
       table.setClass(record, CLASS_CLOSING, nowMs);
     }
   }
-  refresh(table, record, nowMs, timeouts);
+  refreshTcp(table, record, nowMs, timeouts);
 }
 
 /** A client's SYN. Always counts: repeats keep the timer running. */
@@ -377,7 +376,7 @@ function trackReset(
   if (!isPlausible) return;
   bytes[at + STATE] = CLOSED;
   table.setClass(record, CLASS_CLOSING, nowMs);
-  refresh(table, record, nowMs, timeouts);
+  refreshTcp(table, record, nowMs, timeouts);
 }
 
 /** RFC 7857, REQ-3: an RST that cannot be judged. Never prolongs. */
@@ -392,7 +391,8 @@ function establish(table: FlowTable, record: number, nowMs: number): void {
 }
 
 /** Sets the timer of the state anew. */
-function refresh(table: FlowTable, record: number, nowMs: number, timeouts: Float64Array): void {
+/** Sets the timer of the record's state anew, as a packet that changes nothing else does: a fragment. */
+export function refreshTcp(table: FlowTable, record: number, nowMs: number, timeouts: Float64Array): void {
   const at = record * RECORD_BYTES;
   const { bytes } = table;
   const state = bytes[at + STATE]!;

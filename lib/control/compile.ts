@@ -88,9 +88,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     services[row + S.SERVICE_PROTOCOL] = identity.protocol;
     services[row + S.SERVICE_MODE] = MODES[service.mode];
     services[row + S.SERVICE_FLAGS] =
-      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) |
-      (service.onRemove === 'reset' ? S.ON_REMOVE_RESET : 0) |
-      (isMaglev ? S.SERVICE_MAGLEV : 0);
+      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) | (isMaglev ? S.SERVICE_MAGLEV : 0);
     services[row + S.CHOICES_AT] = choiceRows.length / 2;
     services[row + S.CHOICES_COUNT] = choices.length;
     services[row + S.RANGES_AT] = ranges.length / 2;
@@ -126,7 +124,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
       backends[at + S.BACKEND_NODE] = backend.node.word;
       backends[at + S.BACKEND_FLAGS] = 0;
       cutAt[member.id] = Number.POSITIVE_INFINITY;
-      drainMs.set(member.id, service.drainMs);
+      drainMs.set(member.id, keptMs(service));
     }
     for (const choice of choices) backends[choice.id * S.BACKEND_WORDS + S.BACKEND_FLAGS] = S.TAKES_NEW;
   }
@@ -213,7 +211,7 @@ function setDeadlines(
   backends: Int32Array,
   { nowMs, previous }: CompileState,
 ): void {
-  const serviceDrainMs = new Map(parts.map(({ service, identity }) => [identity.id, service.drainMs]));
+  const serviceDrainMs = new Map(parts.map(({ service, identity }) => [identity.id, keptMs(service)]));
   for (const [id, lastDrainMs] of previous?.drainMs ?? []) {
     if (configured.has(id) || cutAt[id] !== Number.POSITIVE_INFINITY) continue;
     cutAt[id] = nowMs + (serviceDrainMs.get(backends[id * S.BACKEND_WORDS + S.BACKEND_SERVICE]!) ?? lastDrainMs);
@@ -232,6 +230,11 @@ function isSameBackend(backends: Int32Array, at: number, { service, address, por
 /** Nothing counts in the row of a backend that was not there. */
 function clearCounters(counters: Float64Array, id: number): void {
   counters.fill(0, id * S.COUNTER_ROWS, (id + 1) * S.COUNTER_ROWS);
+}
+
+/** How long flows outlive their backend's removal. */
+function keptMs({ onRemove, drainMs }: ServiceConfig): number {
+  return onRemove === 'reset' ? 0 : drainMs;
 }
 
 function mergeDrain(

@@ -39,6 +39,9 @@ import {
 } from './snapshot.js';
 import { STAT_PICKED_UP, STAT_STATELESS } from './stats.js';
 
+/** From `pickUpReply`. */
+export const SENT_STATELESS = -2;
+
 /**
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
@@ -145,7 +148,7 @@ export class Admission implements PortProbe {
    * Makes the record that a reply without one must belong to, when exactly one maglev service can have sent it there
    * (DESIGN section 4, Restart).
    *
-   * @returns the record, or -1 when the packet is not such a reply.
+   * @returns the record; -1 when the packet is not such a reply; SENT_STATELESS when it is, and went on without a record.
    */
   pickUpReply(): number {
     const { packet, snapshot, nowMs, recoveringSince } = this.#core;
@@ -194,8 +197,27 @@ export class Admission implements PortProbe {
       this.#backendId,
       nowMs,
     );
-    if (record >= 0) this.#core.stats[STAT_PICKED_UP]! += 1;
-    return record;
+    if (record >= 0) {
+      this.#core.stats[STAT_PICKED_UP]! += 1;
+      return record;
+    }
+    // The table is full, and the flow was let through without a record: so is its reply.
+    const core = this.#core;
+    core.noteReply(service, this.#backendId);
+    rewrite(
+      core.view,
+      core.bytes,
+      packet.at,
+      packet.l4,
+      PROTO_TCP,
+      vip,
+      packet.destination,
+      (vipPort << 16) | clientPort,
+      packet.partial,
+    );
+    core.stats[STAT_STATELESS]! += 1;
+    core.forward();
+    return SENT_STATELESS;
   }
 
   /** PortProbe: the reply tuple with this source is unowned, or its owner has expired. */
@@ -320,7 +342,9 @@ export class Admission implements PortProbe {
   #forwardLoneRst(service: number, row: number, choice: number): void {
     this.#consider(row, choice);
     this.#core.noteChoice(service, this.#backendId);
-    if (this.#backendAddress === this.#core.packet.source) this.#core.drop(REASON['unknown-flow']);
+    const { source, sourcePort } = this.#core.packet;
+    if (this.#backendAddress === source) this.#core.drop(REASON['unknown-flow']);
+    else if (!this.#freeReplyTuple(source, sourcePort, false)) this.#core.drop(REASON['reply-tuple-clash']);
     else this.#forwardStateless();
   }
 

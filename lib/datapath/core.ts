@@ -92,6 +92,12 @@ export class Core {
     results.backend[packet.row] = backend;
   }
 
+  /** The same for a reply that has no record. */
+  noteReply(service: number, backend: number): void {
+    this.noteChoice(service, backend);
+    this.results.direction[this.packet.row] = DIRECTION_REPLY;
+  }
+
   /** Sends the rewritten packet on. */
   forward(): void {
     const { packet, stats } = this;

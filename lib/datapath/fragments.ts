@@ -1,8 +1,9 @@
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
+import { trackAny } from '../conntrack/any-tracker.js';
 import { FragmentTracker, restoreFragment } from '../conntrack/fragments.js';
-import { COMMIT, RECORD_WORDS } from '../conntrack/record.js';
-import { account } from '../conntrack/tcp-tracker.js';
+import { COMMIT, RECORD_BYTES, RECORD_WORDS, STATE } from '../conntrack/record.js';
+import { account, refreshTcp } from '../conntrack/tcp-tracker.js';
 import { packetOffset } from '../io/device.js';
 import { rewriteAddresses } from '../nat/rewrite.js';
 import * as ipv4 from '../wire/ipv4.js';
@@ -123,7 +124,12 @@ export class FragmentStage {
     const table = core.tableOf(packet.protocol);
     const { record } = decision;
     if (record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation) {
-      account(table, record, decision.direction === DIRECTION_REPLY, packet.length, nowMs);
+      const isReply = decision.direction === DIRECTION_REPLY;
+      const { timeouts } = core.snapshot;
+      if (packet.protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
+      else trackAny(table, record, isReply, nowMs, timeouts);
+      account(table, record, isReply, packet.length, nowMs);
+      results.state[packet.row] = table.bytes[record * RECORD_BYTES + STATE]!;
     }
     rewriteAddresses(core.view, core.bytes, packet.at, decision.source, decision.destination);
     core.forward();

@@ -25,8 +25,9 @@ import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import { isPartial } from '../wire/vnet.js';
-import { Admission } from './admit.js';
+import { Admission, SENT_STATELESS } from './admit.js';
 import { Core, type PipelineParts } from './core.js';
+import { CutStage } from './cut.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
@@ -75,6 +76,7 @@ export class Gateway {
   readonly #admission: Admission;
   readonly #fragments: FragmentStage;
   readonly #icmp: IcmpStage;
+  readonly #cuts: CutStage;
 
   readonly #kind = new Uint8Array(BATCH_PACKETS);
   readonly #reason = new Uint8Array(BATCH_PACKETS);
@@ -89,6 +91,7 @@ export class Gateway {
     this.#admission = new Admission(this.#core);
     this.#fragments = new FragmentStage(this.#core);
     this.#icmp = new IcmpStage(this.#core);
+    this.#cuts = new CutStage(this.#core);
   }
 
   /** Row i tells what became of packet i of the last batch. */
@@ -102,6 +105,7 @@ export class Gateway {
     if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
     this.#core.snapshot = snapshot;
     this.#admission.use();
+    this.#cuts.use();
   }
 
   /** Takes every packet of the batch to its end. `nowMs` is one moment for all of them. */
@@ -140,10 +144,13 @@ export class Gateway {
     }
   }
 
-  /** Work that is due by time alone: held fragments that waited too long. Returns when to call again, ms. */
+  /**
+   * Work that is due by time alone: held fragments that waited too long, flows whose backend's drain time is over. To be called
+   * after `use` as well. Returns when to call again, ms.
+   */
   flushDue(nowMs: number): number {
     this.#core.nowMs = nowMs;
-    return this.#fragments.expire();
+    return Math.min(this.#fragments.expire(), this.#cuts.run());
   }
 
   /** First pass: headers, hashes, index slots. */
@@ -306,7 +313,7 @@ export class Gateway {
       this.#follow(table, picked, true, false);
       return;
     }
-    this.#passOn();
+    if (picked !== SENT_STATELESS) this.#passOn();
   }
 
   /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */

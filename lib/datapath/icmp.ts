@@ -27,14 +27,15 @@ export class IcmpStage {
     const isOurs = vipBits !== 0 || core.isSnatAddress(packet.destination);
     if (ipv4.isFragment(bytes, packet.at)) {
       // An error is never fragmented, and a request is not reassembled here.
-      if (isOurs) core.drop(REASON['icmp-unknown-flow']);
+      if (isOurs) core.drop(REASON[vipBits !== 0 ? 'icmp-unknown-flow' : 'untracked-reply']);
       else core.pass();
       return;
     }
     const type = icmp.type(bytes, packet.l4);
     if (icmp.isError(type)) this.#error(isOurs);
     else if (!isOurs) core.pass();
-    else if (type !== icmp.ECHO_REQUEST || vipBits === 0) core.drop(REASON['icmp-unknown-flow']);
+    else if (vipBits === 0) core.drop(REASON['untracked-reply']);
+    else if (type !== icmp.ECHO_REQUEST) core.drop(REASON['icmp-unknown-flow']);
     else if ((vipBits & VIP_ECHO) === 0) core.drop(REASON['echo-off']);
     else core.answer(answerEcho, REASON.echo);
   }

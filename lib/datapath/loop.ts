@@ -45,7 +45,8 @@ export function runLoop({ device, pipeline, collector, clock, control, stats }: 
       if (tookMs > stats[STAT_SLOWEST_BATCH_MS]!) stats[STAT_SLOWEST_BATCH_MS] = tookMs;
     } else if (count < 0) return;
     else stats[STAT_IDLE_WAKEUPS]! += 1;
-    if (nowMs >= flushAtMs || count > 0) flushAtMs = pipeline.flushDue(nowMs);
-    if (control.pending() && !control.handle()) return;
+    const hasNews = control.pending();
+    if (hasNews && !control.handle()) return;
+    if (nowMs >= flushAtMs || count > 0 || hasNews) flushAtMs = pipeline.flushDue(nowMs);
   }
 }

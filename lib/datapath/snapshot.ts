@@ -98,8 +98,6 @@ export const NO_BACKEND_DROP = 1;
 export const SERVICE_MAGLEV = 2;
 /** The service is no longer configured; its flows are kept until their backends' cutAt. */
 export const SERVICE_REMOVED = 4;
-/** `onRemove: reset`. */
-export const ON_REMOVE_RESET = 8;
 
 // backends
 export const BACKEND_WORDS = 8;

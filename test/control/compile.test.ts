@@ -126,7 +126,7 @@ services:
     [webId, dnsId, videoId].map((id) => control.serviceWord(id, S.SERVICE_MODE)),
     [S.MODE_DNAT, S.MODE_SNAT, S.MODE_DSR],
   );
-  t.equal(control.serviceWord(webId, S.SERVICE_FLAGS), S.NO_BACKEND_DROP | S.SERVICE_MAGLEV | S.ON_REMOVE_RESET);
+  t.equal(control.serviceWord(webId, S.SERVICE_FLAGS), S.NO_BACKEND_DROP | S.SERVICE_MAGLEV);
   t.equal(control.serviceWord(dnsId, S.SERVICE_FLAGS), 0);
   t.equal(control.serviceWord(webId, S.AFFINITY_SECONDS), 2, 'part of a second counts as one');
   t.equal(control.serviceWord(dnsId, S.AFFINITY_SECONDS), 0);

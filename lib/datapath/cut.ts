@@ -1,0 +1,176 @@
+import type { FlowTable } from '../conntrack/flow-table.js';
+import {
+  BACKEND,
+  BACKEND_ID,
+  CLIENT,
+  COMMIT,
+  ESTABLISHED,
+  MARK_WINDOWS,
+  MARKS,
+  ORIGINAL_PORTS,
+  PROTOCOL,
+  RECORD_BYTES,
+  RECORD_WORDS,
+  REPLIED,
+  REPLY_PORTS,
+  RETURN,
+  RX_END,
+  STATE,
+  SYN_SENT,
+  TX_END,
+  VIP,
+} from '../conntrack/record.js';
+import { packetOffset } from '../io/device.js';
+import { type Answer, buildPortUnreachable, buildRst } from '../nat/answer.js';
+import { PROTO_TCP } from '../wire/ipv4.js';
+import { ACK, RST } from '../wire/tcp.js';
+import type { Core } from './core.js';
+import { swapPorts } from './packet.js';
+import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
+
+/** Records looked at in one call: a fraction of a millisecond. */
+const SLICE_RECORDS = 2048;
+
+/**
+ * Ends the flows of backends whose time is over: `cutAt` in the snapshot, the drain time after a removal, or the removal itself under
+ * `onRemove: reset`; and of flows whose backend or client has become an address of weir's own. Both ends of a TCP connection get an RST that lies exactly where their window begins, since anything
+ * else is only a challenge to them (RFC 5961): everything weir has seen from the one was sent on to the other before. A UDP client gets an ICMP
+ * port unreachable. These are not answers and do not count to their limits.
+ *
+ *     waiting --earliest cutAt has come--> sweeping, in slices --end of the tables--> waiting for the next
+ *
+ * Connections that were picked up in the middle have no sequence numbers to go by: their entry is dropped, and the next packet of
+ * the client meets another backend, which resets it.
+ */
+export class CutStage {
+  readonly #core: Core;
+  readonly #answer: Answer = { offset: 0, length: 0 };
+  /** Everything due up to here has been swept. */
+  #sweptMs = Number.NEGATIVE_INFINITY;
+  #dueMs = Number.POSITIVE_INFINITY;
+  #sweepingMs = 0;
+  #vipIndex: Int32Array = new Int32Array(0);
+  #snatIndex: Int32Array = new Int32Array(0);
+  /** Of both tables, TCP's first; -1: not sweeping. */
+  #cursor = -1;
+
+  constructor(core: Core) {
+    this.#core = core;
+  }
+
+  /** Looks for the next deadline in a new snapshot. A VIP that is new to it may be a live flow's backend: that is due at once. */
+  use(): void {
+    const { vipIndex, snatIndex } = this.#core.snapshot;
+    const ownIsNew = !isSame(vipIndex, this.#vipIndex) || !isSame(snatIndex, this.#snatIndex);
+    this.#vipIndex = vipIndex;
+    this.#snatIndex = snatIndex;
+    // Ids may mean others now: a sweep under way begins anew.
+    if (ownIsNew || this.#cursor >= 0) this.#sweptMs = Number.NEGATIVE_INFINITY;
+    this.#cursor = -1;
+    this.#schedule();
+    if (ownIsNew) this.#dueMs = Number.NEGATIVE_INFINITY;
+  }
+
+  /** Does what is due, a slice of it; returns when to call again, ms. */
+  run(): number {
+    const { nowMs, tcp, any } = this.#core;
+    if (this.#cursor < 0) {
+      if (nowMs < this.#dueMs) return this.#dueMs;
+      this.#cursor = 0;
+      this.#sweepingMs = nowMs;
+    }
+    const total = tcp.highWater + any.highWater;
+    for (let left = SLICE_RECORDS; left > 0 && this.#cursor < total; left--, this.#cursor++) {
+      const inTcp = this.#cursor < tcp.highWater;
+      const done = this.#visit(inTcp ? tcp : any, inTcp ? this.#cursor : this.#cursor - tcp.highWater);
+      if (!done) return nowMs;
+    }
+    if (this.#cursor < total) return nowMs;
+    this.#cursor = -1;
+    this.#sweptMs = this.#sweepingMs;
+    this.#schedule();
+    return this.#dueMs;
+  }
+
+  #schedule(): void {
+    this.#dueMs = Number.POSITIVE_INFINITY;
+    for (const atMs of this.#core.snapshot.cutAt) if (atMs > this.#sweptMs && atMs < this.#dueMs) this.#dueMs = atMs;
+  }
+
+  /** Returns false when there was no slot for the packets: to be tried again. */
+  #visit(table: FlowTable, record: number): boolean {
+    const { words, bytes } = table;
+    const word = record * RECORD_WORDS;
+    if (words[word + COMMIT] === 0) return true;
+    const isOver = this.#core.snapshot.cutAt[words[word + BACKEND_ID]!]! <= this.#sweepingMs;
+    if (!isOver && !this.#isOwn(words[word + BACKEND]!) && this.#core.vipBits(words[word + CLIENT]!) === 0) return true;
+    const state = bytes[record * RECORD_BYTES + STATE]!;
+    if (!table.isExpired(record, this.#core.nowMs)) {
+      const told =
+        bytes[record * RECORD_BYTES + PROTOCOL] === PROTO_TCP
+          ? state > ESTABLISHED || this.#resetBoth(table, record, state)
+          : state !== REPLIED || this.#tellUnreachable(table, record);
+      if (!told) return false;
+    }
+    table.remove(record);
+    this.#core.stats[STAT_CUT]! += 1;
+    return true;
+  }
+
+  /** weir's own addresses: what is sent to them comes back. */
+  #isOwn(address: number): boolean {
+    return this.#core.vipBits(address) !== 0 || this.#core.isSnatAddress(address);
+  }
+
+  #resetBoth(table: FlowTable, record: number, state: number): boolean {
+    const { words, bytes } = table;
+    const word = record * RECORD_WORDS;
+    if (state !== SYN_SENT && (bytes[record * RECORD_BYTES + MARKS]! & MARK_WINDOWS) === 0) return true;
+    const { output } = this.#core;
+    const first = output.take();
+    const second = output.take();
+    if (second < 0) {
+      if (first >= 0) output.release(first);
+      return false;
+    }
+    const txEnd = words[word + TX_END]!;
+    const rxEnd = words[word + RX_END]!;
+    const toClient = swapPorts(words[word + ORIGINAL_PORTS]!);
+    this.#sendRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, rxEnd, txEnd);
+    const toBackend = swapPorts(words[word + REPLY_PORTS]!);
+    this.#sendRst(second, words[word + RETURN]!, words[word + BACKEND]!, toBackend, txEnd, rxEnd);
+    return true;
+  }
+
+  #sendRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {
+    const { memory } = this.#core.output;
+    const at = packetOffset(memory, slot);
+    buildRst(memory, at, source, destination, ports, sequence, ack, RST | ACK, this.#answer);
+    this.#send(slot);
+  }
+
+  #tellUnreachable(table: FlowTable, record: number): boolean {
+    const { words } = table;
+    const word = record * RECORD_WORDS;
+    const { output } = this.#core;
+    const slot = output.take();
+    if (slot < 0) return false;
+    const at = packetOffset(output.memory, slot);
+    const ports = words[word + ORIGINAL_PORTS]!;
+    buildPortUnreachable(output.memory, at, words[word + CLIENT]!, words[word + VIP]!, ports, this.#answer);
+    this.#send(slot);
+    return true;
+  }
+
+  #send(slot: number): void {
+    const { output, stats } = this.#core;
+    const { offset, length } = this.#answer;
+    stats[STAT_TX_PACKETS]! += 1;
+    stats[STAT_TX_BYTES]! += length;
+    output.transmit(slot, offset, length);
+  }
+}
+
+function isSame(a: Int32Array, b: Int32Array): boolean {
+  return a.length === b.length && a.every((word, i) => word === b[i]);
+}

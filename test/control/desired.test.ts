@@ -1,0 +1,114 @@
+import t from 'tap';
+import type { Config } from '../../lib/config/config.js';
+import { parseConfig } from '../../lib/config/load.js';
+import { Desired } from '../../lib/control/desired.js';
+import { requireReloadable, requireSupported } from '../../lib/control/supported.js';
+
+function configOf(text: string): Config {
+  const { config, problems } = parseConfig(text);
+  if (config === null) throw new Error(JSON.stringify(problems));
+  return config;
+}
+
+const B1 = '{ name: b1, address: 10.2.0.1, port: 80 }';
+const B2 = '{ name: b2, address: 10.2.0.2, port: 80 }';
+
+function service(name: string, vip: string, backends: string[], more = ''): string {
+  return `  - { name: ${name}, address: ${vip}, port: 80, protocol: tcp, ${more} backends: [${backends.join(', ')}] }`;
+}
+
+function file(...services: string[]): Config {
+  return configOf(services.length === 0 ? 'services: []' : `services:\n${services.join('\n')}`);
+}
+
+function names(parts: readonly { readonly name: string }[]): string[] {
+  return parts.map(({ name }) => name);
+}
+
+t.test('what leaves the file is remembered while flows use it, and its ids then given to others', async (t) => {
+  const web = service('web', '10.96.0.1', [B1, B2]);
+  const desired = new Desired(file(web, service('old', '10.96.0.2', [B1])), 0);
+  const [webId, oldId] = desired.configured().map(({ id }) => id);
+  const [b1, b2] = desired.configured()[0]!.backends.map(({ id }) => id);
+  const oldB1 = desired.configured()[1]!.backends[0]!.id;
+  t.strictSame([desired.removedServices(), desired.removedBackends()], [[], []]);
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [] });
+
+  const next = file(service('web', '10.96.0.1', [B1]));
+  const proposal = desired.propose(next, 1000);
+  t.strictSame(names(desired.removedBackends()), [], 'a proposal changes nothing');
+  t.strictSame(names(desired.removedBackends(proposal.compiled)), ['b2', 'b1']);
+  t.equal(desired.config.services.length, 2);
+  const needs = {
+    addresses: ['10.96.0.2'],
+    endpoints: [
+      { address: '10.2.0.2', port: 80, protocol: 6 },
+      { address: '10.2.0.1', port: 80, protocol: 6 },
+    ],
+  };
+  t.strictSame(desired.retainedNeeds(proposal.compiled), needs);
+  desired.take(proposal);
+  t.equal(desired.config, next);
+  t.strictSame(names(desired.removedServices()), ['old']);
+  t.strictSame(desired.retainedNeeds(), needs);
+
+  const flows = new Float64Array(desired.identities.backendRows);
+  flows[oldB1] = 3;
+  t.strictSame(desired.forget(flows), { forgotten: 1, kept: 1 });
+  t.strictSame(names(desired.removedBackends()), ['b1'], 'b2 is gone; b1 of the removed service has flows');
+  t.strictSame(names(desired.removedServices()), ['old'], 'and so its service stays');
+  t.equal(desired.identities.backendName(b2!), undefined);
+
+  flows[oldB1] = 0;
+  t.strictSame(desired.forget(flows), { forgotten: 2, kept: 0 });
+  t.strictSame([desired.removedServices(), desired.removedBackends()], [[], []]);
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [] });
+
+  desired.take(desired.propose(file(web, service('new', '10.96.0.3', [B2])), 2000));
+  const [again, fresh] = desired.configured();
+  t.equal(again!.id, webId, 'what stayed has its id');
+  t.equal(again!.backends[0]!.id, b1);
+  t.equal(fresh!.id, oldId, 'an id that nobody holds is used again');
+});
+
+t.test('the return path is kept for dnat alone; its deadline ends when the backend comes back', async (t) => {
+  const snat = 'mode: snat,';
+  const top = 'snat: { addresses: [10.99.0.1] }\nservices:\n';
+  const both = (backends: string[]): Config =>
+    configOf(top + [service('a', '10.96.0.1', backends, snat), service('b', '10.96.0.2', backends)].join('\n'));
+  const desired = new Desired(both([B1, B2]), 0);
+  desired.take(desired.propose(both([B1]), 10));
+  t.strictSame(names(desired.removedBackends()), ['b2', 'b2']);
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [{ address: '10.2.0.2', port: 80, protocol: 6 }] });
+  desired.take(desired.propose(both([B1, B2]), 20));
+  t.strictSame(desired.removedBackends(), []);
+});
+
+t.test('what this build cannot do', async (t) => {
+  const node = configOf('role: node\ntunnel: { address: 192.0.2.1 }');
+  t.throws(() => requireSupported(node), { code: 'NOT_SUPPORTED', message: /role node/ });
+  const dsr = configOf(`tunnel: { address: 192.0.2.1 }\nservices:\n${service('v', '10.96.0.1', [B1], 'mode: dsr,')}`);
+  t.throws(() => requireSupported(dsr), { code: 'NOT_SUPPORTED', message: /service v asks for mode dsr/ });
+  const stateFile = configOf('conntrack: { stateFile: /run/weir/conntrack }');
+  t.throws(() => requireSupported(stateFile), { code: 'NOT_SUPPORTED', message: /stateFile/ });
+  requireSupported(file(service('web', '10.96.0.1', [B1])));
+});
+
+t.test('what only a restart can change', async (t) => {
+  const before = configOf('{}');
+  for (const [text, key] of [
+    ['device: { mtu: 1400 }', 'device'],
+    ['admin: { listen: off }', 'admin'],
+    ['network: { manage: false }', 'network.manage'],
+    ['network: { table: 99 }', 'network.table'],
+    ['conntrack: { tcpEntries: 1000 }', 'conntrack.tcpEntries'],
+    ['conntrack: { gc: { interval: 1m } }', 'conntrack.gc'],
+    ['device: { mtu: 1400 }\nconntrack: { anyEntries: 1000 }', 'device, conntrack.anyEntries'],
+  ] as const) {
+    const expected = { code: 'NOT_SUPPORTED', message: `${key} cannot change while weir runs` };
+    t.throws(() => requireReloadable(before, configOf(text)), expected, text);
+  }
+  for (const text of ['seed: other', 'network: { untracked: drop }', 'conntrack: { timeouts: { any: 5s } }']) {
+    t.doesNotThrow(() => requireReloadable(before, configOf(text)), text);
+  }
+});

@@ -1,0 +1,299 @@
+/*
+ * weir as a process, in a network namespace of its own: start, stop and everything that can go wrong with them.
+ *
+ *     weir-rPID   br0 10.2.0.1/24 === peer (veth, both ends here)     nobody answers; one-way flows are enough
+ */
+import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
+import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
+import t from 'tap';
+import { needsRoot } from '../support/skip.js';
+
+const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
+const built = existsSync(fileURLToPath(new URL('../../dist/weir.js', import.meta.url)));
+const namespace = `weir-r${process.pid}`;
+const folder = mkdtempSync(join(tmpdir(), 'weir-run-'));
+const config = join(folder, 'weir.yaml');
+const socket = join(folder, 'weir.sock');
+
+const B1 = '{ name: b1, address: 10.2.0.11, port: 53 }';
+const B2 = '{ name: b2, address: 10.2.0.12, port: 53 }';
+
+function write(backends: string[], more = ''): void {
+  const dns = `{ name: dns, address: 10.96.0.10, port: 53, protocol: udp, backends: [${backends.join(', ')}] }`;
+  writeFileSync(config, `admin: { socket: ${socket}, listen: 127.0.0.1:9650 }\n${more}\nservices: [${dns}]\n`);
+}
+
+function inside(command: string, ...args: string[]): { code: number | null; stdout: string; stderr: string } {
+  const { status, stdout, stderr } = spawnSync('ip', ['netns', 'exec', namespace, command, ...args], {
+    encoding: 'utf8',
+    timeout: 20_000,
+  });
+  return { code: status, stdout, stderr };
+}
+
+function weir(...args: string[]): ReturnType<typeof inside> {
+  return inside(process.execPath, program, ...args);
+}
+
+/** The answer to a question over the admin socket. */
+function ask<T>(...args: string[]): T {
+  return JSON.parse(weir(...args, '-o', 'json', '--socket', socket).stdout) as T;
+}
+
+interface LogLine {
+  readonly event: string;
+  readonly level: string;
+  readonly msg: string;
+  readonly [field: string]: unknown;
+}
+
+class Run {
+  readonly log: LogLine[] = [];
+  stderr = '';
+  readonly ended: Promise<number | null>;
+  readonly #child: ChildProcess;
+  readonly #waiting = new Set<() => void>();
+
+  constructor(...args: string[]) {
+    const command = ['netns', 'exec', namespace, process.execPath, program, 'run', '-c', config, ...args];
+    this.#child = spawn('ip', command, { stdio: ['ignore', 'pipe', 'pipe'] });
+    createInterface({ input: this.#child.stdout! }).on('line', (line) => {
+      this.log.push(JSON.parse(line) as LogLine);
+      for (const look of this.#waiting) look();
+    });
+    this.#child.stderr!.setEncoding('utf8').on('data', (text) => (this.stderr += text));
+    this.ended = new Promise((resolve) => this.#child.on('close', (code) => resolve(code)));
+  }
+
+  /** Resolves with the n-th line of an event; rejects when the process ends without it. */
+  event(name: string, count = 1): Promise<LogLine> {
+    return new Promise((resolve, reject) => {
+      const look = (): void => {
+        const found = this.log.filter(({ event }) => event === name)[count - 1];
+        if (found === undefined) return;
+        this.#waiting.delete(look);
+        resolve(found);
+      };
+      this.#waiting.add(look);
+      void this.ended.then(() => {
+        look();
+        reject(new Error(`ended without ${name}: ${this.stderr}`));
+      });
+      look();
+    });
+  }
+
+  kill(signal: NodeJS.Signals): void {
+    this.#child.kill(signal);
+  }
+}
+
+const HOLD_PORT = `require('node:net').createServer().listen(9650, '127.0.0.1', () => console.log('held'))`;
+
+/** Everything of weir's that is in the namespace or in its folder. */
+function traces(): string[] {
+  const commands = ['ip -o link show', 'ip rule show', 'ip route show table all'];
+  const lines = commands.flatMap((command) => inside('sh', '-c', command).stdout.split('\n'));
+  return [...lines.filter((line) => /weir0|proto 196|10096/.test(line)), ...(existsSync(socket) ? [socket] : [])];
+}
+
+function endpointRules(): string[] {
+  const rules = inside('ip', 'rule', 'show').stdout.split('\n');
+  return rules.flatMap((line) => /from (10\.2\.0\.\d+)/.exec(line)?.[1] ?? []).sort();
+}
+
+/** A datagram to the VIP, from this very host. */
+function sendDatagram(): void {
+  inside('bash', '-c', 'echo x > /dev/udp/10.96.0.10/53');
+}
+
+const options = built ? needsRoot(t, 'ip', 'bash') : { skip: 'needs npm run build' };
+
+t.test('a running weir', options, async (t) => {
+  execFileSync('ip', ['netns', 'add', namespace]);
+  t.teardown(() => {
+    execFileSync('ip', ['netns', 'del', namespace]);
+    rmSync(folder, { recursive: true });
+  });
+  for (const command of [
+    'link set lo up',
+    'link add br0 type veth peer name peer',
+    'addr add 10.2.0.1/24 dev br0',
+    'link set br0 up',
+    'link set peer up',
+  ]) {
+    t.equal(inside('ip', ...command.split(' ')).code, 0, `ip ${command}`);
+  }
+  const settings = (): string => inside('sysctl', 'net.ipv4.ip_forward', 'net.ipv4.ip_early_demux').stdout;
+  const settingsBefore = settings();
+
+  t.test('start and stop', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    const ready = await run.event('ready');
+    t.strictSame(
+      run.log.map(({ event }) => event),
+      ['starting', 'device-opened', 'engine', 'network-applied', 'ready'],
+    );
+    t.match(ready, { level: 'info', socket, services: 1, backends: 2, time: /^\d{4}-\d\d-\d\dT.*Z$/ });
+    t.ok(Number(ready.startMs) < 3000, `ready after ${ready.startMs} ms`);
+    t.equal(statSync(socket).mode & 0o777, 0o600);
+    t.not(traces().length, 0);
+    t.strictSame(endpointRules(), ['10.2.0.11', '10.2.0.12']);
+
+    const scrape = inside('curl', '-s', 'http://127.0.0.1:9650/metrics').stdout;
+    t.match(scrape, 'weir_config_last_reload_success 1');
+    t.match(scrape, 'weir_conntrack_limit{table="tcp"} 524288');
+
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
+    t.equal(run.stderr, '');
+    t.match(run.log.slice(-2), [{ event: 'stopping', why: 'SIGTERM' }, { event: 'stopped' }]);
+    t.ok(Number(run.log.at(-1)?.tookMs) < 2000);
+    t.strictSame(traces(), []);
+    t.equal(settings(), settingsBefore, 'settings have their former values');
+  });
+
+  t.test('a signal in the middle of the start', async (t) => {
+    for (const event of ['starting', 'device-opened', 'engine', 'network-applied']) {
+      const run = new Run();
+      await run.event(event);
+      run.kill(event === 'engine' ? 'SIGINT' : 'SIGTERM');
+      t.equal(await run.ended, 0, `after ${event}`);
+      t.strictSame(traces(), []);
+    }
+  });
+
+  t.test('a start that fails undoes itself', async (t) => {
+    write([B1, B2]);
+    const holder = spawn('ip', ['netns', 'exec', namespace, process.execPath, '-e', HOLD_PORT], { stdio: 'pipe' });
+    await new Promise((resolve) => holder.stdout.once('data', resolve));
+    const run = new Run();
+    t.equal(await run.ended, 1);
+    t.equal(run.stderr, 'weir: 127.0.0.1:9650 is taken. Choose another admin.listen, or `off`.\n');
+    t.equal(run.log.at(-1)?.event, 'network-applied');
+    t.strictSame(traces(), []);
+    holder.kill();
+
+    write([B1], 'device: { name: br0 }');
+    const device = new Run();
+    t.equal(await device.ended, 1);
+    t.match(device.stderr, /^weir: device br0: EINVAL: an interface of this name exists/);
+    write([B1], 'nonsense: 1');
+    const invalid = new Run();
+    t.equal(await invalid.ended, 2);
+    t.match(invalid.stderr, /weir\.yaml:2:1 nonsense: is not a known key/);
+    t.strictSame(traces(), []);
+  });
+
+  t.test('a second weir is refused; a killed one is no obstacle', async (t) => {
+    write([B1, B2]);
+    const first = new Run();
+    await first.event('ready');
+    const sameSocket = new Run();
+    t.equal(await sameSocket.ended, 1);
+    t.match(sameSocket.stderr, /^weir: a running weir answers on .*\. Stop that one first/);
+    const sameDevice = new Run('--socket', join(folder, 'other.sock'));
+    t.equal(await sameDevice.ended, 1);
+    t.match(sameDevice.stderr, /^weir: device weir0: EBUSY\. Stop the program that holds weir0/);
+    t.match(weir('status', '--socket', socket).stdout, 'weir0', 'the first has felt nothing');
+    t.strictSame(endpointRules(), ['10.2.0.11', '10.2.0.12']);
+
+    first.kill('SIGKILL');
+    await first.ended;
+    t.ok(existsSync(socket));
+    t.match(weir('status', '--socket', socket), { code: 1, stderr: /^weir: no weir answers on/ });
+    write([B1]);
+    const next = new Run();
+    await next.event('ready');
+    t.strictSame(endpointRules(), ['10.2.0.11'], 'rules of before are gone');
+    next.kill('SIGTERM');
+    t.equal(await next.ended, 0);
+    t.strictSame(traces(), []);
+  });
+
+  t.test('reload', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    sendDatagram();
+    const [flow] = ask<{ backend: string; state: string }[]>('ct', 'list');
+    t.match(flow, { client: /^10\.2\.0\.1:/, vip: '10.96.0.10:53', service: 'dns', state: 'UNREPLIED' });
+    const isFirst = flow!.backend === '10.2.0.11:53';
+    const [used, other, usedAddress] = isFirst ? [B1, B2, '10.2.0.11'] : [B2, B1, '10.2.0.12'];
+
+    write([used], 'bogus: 1');
+    run.kill('SIGHUP');
+    t.match(await run.event('reload-refused'), { level: 'error', code: 'CONFIG_INVALID', problems: [{ line: 2 }] });
+    const refused = weir('reload', '--socket', socket);
+    t.strictSame([refused.code, refused.stdout], [2, '']);
+    t.match(refused.stderr, /^.*weir\.yaml:2:1 bogus: is not a known key/);
+    const status = ask<{ config: object }>('status');
+    t.match(status.config, { version: 1, backends: 2, lastReload: { success: false, message: /bogus/ } });
+    t.match(inside('curl', '-s', 'http://127.0.0.1:9650/metrics').stdout, 'weir_config_last_reload_success 0');
+
+    write([used, other], 'device: { mtu: 1400 }');
+    t.match(weir('reload', '--socket', socket), { code: 1, stderr: /^weir: device cannot change while weir runs\./ });
+
+    write([used]);
+    t.match(ask('reload'), { backends: 1, removedBackends: 0 }, 'a backend without flows is forgotten at once');
+    t.strictSame(endpointRules(), [usedAddress]);
+    write([other]);
+    t.match(ask('reload'), { backends: 1, removedBackends: 1 }, 'one with flows is kept');
+    t.strictSame(endpointRules(), ['10.2.0.11', '10.2.0.12'], 'and so is the way back from it');
+    const views = ask<{ backends: { removed: boolean; state: string; flows: number }[] }[]>('services');
+    t.match(views[0]!.backends, [
+      { removed: false, state: 'active', flows: 0 },
+      { removed: true, state: 'draining', flows: 1, packets: { original: 1 } },
+    ]);
+
+    const flushed = weir('ct', 'flush', '--service', 'dns', '--socket', socket);
+    t.equal(flushed.stdout, '1 connection forgotten\n');
+    t.strictSame(ask('ct', 'list'), []);
+    t.match(ask('reload'), { removedBackends: 0 });
+    t.equal(endpointRules().length, 1);
+    t.match(ask<{ config: object }>('status').config, { version: 4, lastReload: { success: true } });
+
+    writeFileSync(config, `admin: { socket: ${socket}, listen: 127.0.0.1:9650 }\nservices: []\n`);
+    run.kill('SIGHUP');
+    t.match(await run.event('reload-applied', 4), { services: 0, backends: 0 });
+    t.notMatch(inside('ip', 'route', 'show').stdout, '10.96.0.10');
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
+    t.strictSame(traces(), []);
+  });
+
+  t.test('the device goes away', async (t) => {
+    write([B1]);
+    for (const engine of ['io_uring', 'readwrite']) {
+      write([B1], `device: { engine: ${engine} }`);
+      const run = new Run();
+      await run.event('ready');
+      inside('ip', 'link', 'del', 'weir0');
+      t.equal(await run.ended, 1, engine);
+      t.match(
+        run.log.slice(-3).map(({ event, level }) => `${event} ${level}`),
+        ['device-failed error', 'stopping info', 'stopped info'],
+      );
+      t.strictSame(traces(), []);
+    }
+  });
+
+  t.test('a reader of the log that goes away takes nothing along', async (t) => {
+    write([B1]);
+    const script = `${process.execPath} ${program} run -c ${config} | head -n 1; exit "\${PIPESTATUS[0]}"`;
+    const shell = spawn('ip', ['netns', 'exec', namespace, 'bash', '-c', script], { stdio: 'ignore' });
+    const ended = new Promise((resolve) => shell.on('close', resolve));
+    let status: ReturnType<typeof weir>;
+    do status = weir('status', '-o', 'json', '--socket', socket);
+    while (status.code !== 0 && shell.exitCode === null);
+    t.equal(status.code, 0, 'it runs');
+    process.kill((JSON.parse(status.stdout) as { pid: number }).pid, 'SIGTERM');
+    t.equal(await ended, 0);
+    t.strictSame(traces(), []);
+  });
+});

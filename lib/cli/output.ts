@@ -14,6 +14,7 @@ export function printJson(value: unknown): Promise<void> {
 export function leaveWithReader(): void {
   process.stdout.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code === 'EPIPE') process.exit(0);
-    throw error;
+    console.error(`weir: cannot write the output: ${error.code ?? error.message}.`);
+    process.exit(1);
   });
 }

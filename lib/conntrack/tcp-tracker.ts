@@ -227,7 +227,7 @@ function trackTwoWay(
     const counts = isReply
       ? (tcpFlags & ACK) !== 0 && trackSynAck(table, record, seq, ack, window, payloadBytes, windowScale, nowMs)
       : isOpeningSyn(tcpFlags) && trackSyn(table, record, seq, window, payloadBytes, windowScale);
-    if (counts) refresh(table, record, nowMs, timeouts);
+    if (counts) refreshTcp(table, record, nowMs, timeouts);
     return;
   }
 

@@ -86,6 +86,8 @@ export class NetworkSetup {
   #config: Config;
   #retained = NO_NEEDS;
   #last: Promise<unknown> = Promise.resolve();
+  /** Before its first change there is nothing of its own to take away. */
+  #hasBegun = false;
   /** Settings weir has changed, with the values they had. */
   readonly #before = new Map<string, { readonly setting: Sysctl; readonly value: number }>();
 
@@ -124,7 +126,7 @@ export class NetworkSetup {
    */
   remove(): Promise<NetworkReport> {
     return this.#next(async () => {
-      if (!this.#config.network.manage) return { commands: [], notes: [] };
+      if (!this.#config.network.manage || !this.#hasBegun) return { commands: [], notes: [] };
       const { device, network, conntrack } = this.#config;
       const { routes, rules } = ownedBy(device.name, await readKernel());
       const stays = conntrack.stateFile !== null;
@@ -159,6 +161,8 @@ export class NetworkSetup {
     }
     const { hops, links } = kernel;
     const desired = desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }, this.#retained);
+    requireFreePlaces(device, desired, kernel.routes);
+    this.#hasBegun = true;
     const settings = this.#applySettings(desired.sysctls);
     const commands = difference(desired, link, ownedBy(device, kernel));
     await execute(commands);
@@ -225,6 +229,34 @@ export async function cleanNetwork(device: string): Promise<NetworkReport> {
   const commands = [...rules.map(removeRule), ...routes.map(removeRoute)];
   await executeRemovals(commands);
   return { commands: commands.map((command) => `ip ${command}`), notes: [] };
+}
+
+/**
+ * Two weirs in one namespace need places of their own; who comes second must not take the first one's.
+ *
+ * @throws WeirError ALREADY_RUNNING
+ */
+function requireFreePlaces(device: string, desired: DesiredNetwork, routes: readonly Route[]): void {
+  const wanted = [...desired.tableRoutes, ...desired.addressRoutes].filter(({ dev }) => dev === device);
+  const taken = routes.find(
+    (route) =>
+      route.dev !== null &&
+      route.dev !== device &&
+      wanted.some(({ to, table }) => to === route.to && table === route.table),
+  );
+  if (taken === undefined) return;
+  if (taken.table === MAIN_TABLE) {
+    throw new WeirError(
+      'ALREADY_RUNNING',
+      `${taken.to} is served by another weir, on ${taken.dev}`,
+      'Give each its own VIPs and snat addresses.',
+    );
+  }
+  throw new WeirError(
+    'ALREADY_RUNNING',
+    `routing table ${taken.table} is used by another weir, on ${taken.dev}`,
+    'Set network.table to another number; the two need other VIPs and backends, too.',
+  );
 }
 
 function removeRoute(route: Route): string {

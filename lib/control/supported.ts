@@ -3,26 +3,26 @@ import type { Config } from '../config/config.js';
 
 /** What a valid configuration may ask for and this build, or this moment, cannot do. */
 
+/** One sentence for each: what is asked for and cannot be had. */
+export function missingParts({ role, services, conntrack }: Config): string[] {
+  const missing: string[] = [];
+  if (role === 'node') missing.push('this build has no role node');
+  for (const { name, mode } of services) {
+    if (mode === 'dsr') missing.push(`service ${name} asks for mode dsr, which this build does not have`);
+  }
+  if (conntrack.stateFile !== null) missing.push('this build cannot keep its connections in conntrack.stateFile');
+  return missing;
+}
+
 /** @throws WeirError NOT_SUPPORTED */
-export function requireSupported({ role, services, conntrack }: Config): void {
-  if (role === 'node') {
-    throw new WeirError('NOT_SUPPORTED', 'this build has no role node', 'Run it as a gateway.');
-  }
-  const dsr = services.find(({ mode }) => mode === 'dsr');
-  if (dsr !== undefined) {
-    throw new WeirError(
-      'NOT_SUPPORTED',
-      `service ${dsr.name} asks for mode dsr, which this build does not have`,
-      'Use mode dnat or snat.',
-    );
-  }
-  if (conntrack.stateFile !== null) {
-    throw new WeirError(
-      'NOT_SUPPORTED',
-      'this build cannot keep its connections in conntrack.stateFile',
-      'Remove the key; Maglev leads connections on after a restart without it.',
-    );
-  }
+export function requireSupported(config: Config): void {
+  const missing = missingParts(config);
+  if (missing.length === 0) return;
+  throw new WeirError(
+    'NOT_SUPPORTED',
+    missing.join('; '),
+    'Use role gateway and modes dnat and snat, without a stateFile.',
+  );
 }
 
 /** The settings that are read at the start only. */

@@ -343,3 +343,59 @@ t.test('a million packets of known flows allocate nothing that stays', async (t)
   const grown = process.memoryUsage().heapUsed - before;
   t.ok(grown < 2_000_000, `the heap grew by ${grown} bytes over 1,000,000 packets`);
 });
+
+/** Runs what is due by time, until nothing is, and returns what came out. */
+function due(pipeline: TestPipeline): readonly MemoryPacket[] {
+  pipeline.device.sent = [];
+  while (pipeline.gateway.flushDue(pipeline.nowMs) <= pipeline.nowMs);
+  return pipeline.device.sent;
+}
+
+t.test('flows are cut at the end of the drain time, or at once under onRemove: reset', async (t) => {
+  for (const [fields, waitMs] of [
+    ['onRemove: reset,', 0],
+    ['drainTimeout: 10s,', 10_000],
+  ] as const) {
+    const pipeline = new TestPipeline(service(fields, B1));
+    const first = establish(pipeline);
+    pipeline.send(tcp({ ...client, flags: 'PA', seq: 1001, ack: 5001, payload: 100 }));
+    pipeline.send(reply(first.out[0]!, { flags: 'PA', seq: 5001, ack: 1101, payload: 300 }));
+    pipeline.configure(service(fields, B2));
+    if (waitMs > 0) t.equal(due(pipeline).length, 0, 'kept so long');
+    pipeline.nowMs += waitMs;
+    const [toClient, toBackend] = due(pipeline) as [MemoryPacket, MemoryPacket];
+    for (const { bytes } of [toClient, toBackend]) t.same(verifyChecksums(bytes), []);
+    t.match(describe(toClient.bytes), /10\.96\.0\.10:80 > 10\.1\.0\.2:40000 RA? .*seq=5301/);
+    t.match(describe(toBackend.bytes), /10\.1\.0\.2:40000 > 10\.2\.0\.11:8080 RA? .*seq=1101/);
+    t.equal(pipeline.tcp.count, 0);
+    t.match(pipeline.send(tcp({ ...client, flags: 'S', seq: 9000 })), { verdict: 'forward', backend: 'b2' });
+    t.equal(pipeline.device.slotsHeld, 0);
+  }
+});
+
+t.test('a backend that becomes a VIP keeps no flow: its packets would come back', async (t) => {
+  const pipeline = new TestPipeline(service('', B1));
+  establish(pipeline);
+  const moved = '  - { name: nv, address: 10.2.0.11, port: 80, protocol: tcp, backends: [] }\n';
+  pipeline.configure(service('', B2) + moved);
+  t.equal(due(pipeline).length, 2);
+  t.equal(pipeline.tcp.count, 0);
+});
+
+t.test('a connection without a record goes both ways', async (t) => {
+  const pipeline = new TestPipeline(service('', B1), { tcpEntries: 1 });
+  establish(pipeline);
+  const syn = pipeline.send(tcp({ ...client, sport: 7, flags: 'S', seq: 1 }));
+  t.equal(syn.verdict, 'forward');
+  const synAck = pipeline.send(reply(syn.out[0]!, { flags: 'SA', seq: 9, ack: 2 }));
+  t.match(synAck, { verdict: 'forward', direction: 'reply', service: 'web' });
+  check(t, synAck);
+  t.equal(quad(synAck.out[0]!.bytes, 12), '10.96.0.10');
+});
+
+t.test('a lone RST does not reach the connection that owns its reply tuple', async (t) => {
+  const pipeline = new TestPipeline(TWO_VIPS.replaceAll('BACKENDS', B1));
+  establish(pipeline);
+  const stray = pipeline.send(tcp({ ...client, dst: '10.96.0.11', flags: 'R', seq: 1001 }));
+  t.match(stray, { verdict: 'drop', reason: 'reply-tuple-clash' });
+});

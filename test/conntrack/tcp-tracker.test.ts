@@ -336,7 +336,7 @@ t.test('picked up in the middle', async (t) => {
 
   const reset = new Connection().client({ flags: 'R' });
   t.equal(reset.expiresInMs, FIN, 'nor does an RST');
-  t.equal(new Connection().client({ flags: 'SA' }).expiresInMs, TIMER_SYN, 'a SYN-ACK is mid-stream like any other');
+  t.equal(new Connection().client({ flags: 'SA' }).expiresInMs, SYN, 'a SYN-ACK is mid-stream like any other');
 
   const synced = new Connection().client({ flags: 'A' }).client({ flags: 'S', at: 5 });
   synced.next.client = 6;

@@ -2,7 +2,7 @@ import { execFileSync, spawnSync } from 'node:child_process';
 import { createHash, randomFillSync } from 'node:crypto';
 import dgram from 'node:dgram';
 import { once } from 'node:events';
-import { closeSync, openSync, readFileSync, writeFileSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import net from 'node:net';
 import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -120,8 +120,11 @@ async function testTraffic(t: Test, engine: EngineName, offload: boolean): Promi
   t.equal(received, createHash('sha256').update(sent).digest('hex'), 'a TCP stream arrives unchanged');
 
   const datagrams = offload ? 100_000 : 10_000;
-  const order = await throughUdp(datagrams);
+  const order = await throughUdp(datagrams, 128);
   t.same(order, { received: datagrams, disordered: 0 }, 'all datagrams arrive, in order');
+  const pingPong = 2000;
+  t.same(await throughUdp(pingPong, 1), { received: pingPong, disordered: 0 }, 'one at a time, after the burst');
+  t.notOk(threadNames().includes('iou-wrk'), 'io_uring left no read to its worker threads, which keep no order');
 
   const report = await mirror.stop();
   t.equal(report.failure, undefined);
@@ -132,6 +135,12 @@ async function testTraffic(t: Test, engine: EngineName, offload: boolean): Promi
   if (offload) t.ok(report.largestBytes > 1500, `super-packets arrive (${report.largestBytes} bytes)`);
   else t.ok(report.largestBytes <= 1500);
   opened.close();
+}
+
+function threadNames(): string {
+  return readdirSync('/proc/self/task')
+    .map((id) => readFileSync(`/proc/self/task/${id}/comm`, 'utf8'))
+    .join();
 }
 
 async function throughTcp(sent: Buffer): Promise<string> {
@@ -148,8 +157,7 @@ async function throughTcp(sent: Buffer): Promise<string> {
 }
 
 /** Sends datagrams with at most a window of them under way, as many as a receive buffer of the default size can hold. */
-async function throughUdp(count: number): Promise<{ received: number; disordered: number }> {
-  const window = 128;
+async function throughUdp(count: number, window: number): Promise<{ received: number; disordered: number }> {
   const server = dgram.createSocket('udp4');
   const client = dgram.createSocket('udp4');
   server.bind(0, HOST);

@@ -1,7 +1,7 @@
 import { WeirError } from '../base/errors.js';
 import { EBADF, EBADFD, ENODEV, ENXIO, errnoName } from './syscalls.js';
 
-/** Failures in a row before the device counts as broken: with the pauses below, about 7 s. */
+/** Failures in a row before the device counts as broken: with the pauses below, about 6 s. */
 const MAX_FAULTS = 16;
 const FIRST_PAUSE_MS = 1;
 const LONGEST_PAUSE_MS = 1000;

@@ -13,7 +13,7 @@ export const BATCH_PACKETS = 64;
 export const REPLIES_PER_SECOND = 1000;
 export const REPLIES_PER_SOURCE_PER_SECOND = 50;
 
-/** Fragment tracking (DESIGN section 3, rule 7). */
+/** Fragment tracking: docs/data-path.md, Fragments. */
 export const FRAGMENT_ENTRIES = 8192;
 export const FRAGMENT_LIFETIME_MS = 30_000;
 export const HELD_FRAGMENTS = 1024;

@@ -91,7 +91,7 @@ export interface Flow {
   readonly rxSeenSeconds: number;
 }
 
-/** A flow as `weir ct list -o json`, `weir replay --conntrack` and the admin API show it (DESIGN section 7). */
+/** A flow as `weir ct list -o json`, `weir replay --conntrack` and the admin API show it. */
 export interface FlowJson {
   readonly proto: string;
   readonly type: string;

@@ -146,7 +146,7 @@ export class Admission implements PortProbe {
 
   /**
    * Makes the record that a reply without one must belong to, when exactly one maglev service can have sent it there
-   * (DESIGN section 4, Restart).
+   * (docs/conntrack.md, Restarts).
    *
    * @returns the record; -1 when the packet is not such a reply; SENT_STATELESS when it is, and went on without a record.
    */

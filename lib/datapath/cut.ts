@@ -32,10 +32,12 @@ import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 const SLICE_RECORDS = 2048;
 
 /**
- * Ends the flows of backends whose time is over: `cutAt` in the snapshot, the drain time after a removal, or the removal itself under
- * `onRemove: reset`; and of flows whose backend or client has become an address of weir's own. Both ends of a TCP connection get an RST that lies exactly where their window begins, since anything
- * else is only a challenge to them (RFC 5961): everything weir has seen from the one was sent on to the other before. A UDP client gets an ICMP
- * port unreachable. These are not answers and do not count to their limits.
+ * Ends the flows of backends whose time is over: `cutAt` in the snapshot, the drain time after a removal, or the removal itself
+ * under `onRemove: reset`; and flows whose backend or client has become an address of weir's own.
+ *
+ * Both ends of a TCP connection get an RST that lies exactly where their window begins, since anything else is only a challenge to
+ * them (RFC 5961): everything weir has seen from the one was sent on to the other before. A UDP client gets an ICMP port
+ * unreachable. These are not answers and do not count to their limits.
  *
  *     waiting --earliest cutAt has come--> sweeping, in slices --end of the tables--> waiting for the next
  *

@@ -254,39 +254,15 @@ export class Gateway {
 
     const word = record * RECORD_WORDS;
     const { words } = table;
-    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
     core.noteFlow(table, record, isReply);
-    if (isReply) {
-      snapshot.counters[counter + COUNTER_RX_PACKETS]! += 1;
-      snapshot.counters[counter + COUNTER_RX_BYTES]! += packet.length;
-      const ports = swapPorts(words[word + ORIGINAL_PORTS]!);
-      rewrite(
-        view,
-        bytes,
-        packet.at,
-        l4,
-        packet.protocol,
-        words[word + VIP]!,
-        words[word + CLIENT]!,
-        ports,
-        packet.partial,
-      );
-    } else {
-      snapshot.counters[counter + COUNTER_TX_PACKETS]! += 1;
-      snapshot.counters[counter + COUNTER_TX_BYTES]! += packet.length;
-      const ports = swapPorts(words[word + REPLY_PORTS]!);
-      rewrite(
-        view,
-        bytes,
-        packet.at,
-        l4,
-        packet.protocol,
-        words[word + RETURN]!,
-        words[word + BACKEND]!,
-        ports,
-        packet.partial,
-      );
-    }
+    // Either direction leaves as the reverse of the other's key.
+    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
+    snapshot.counters[counter + (isReply ? COUNTER_RX_PACKETS : COUNTER_TX_PACKETS)]! += 1;
+    snapshot.counters[counter + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
+    const source = words[word + (isReply ? VIP : RETURN)]!;
+    const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
+    const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
+    rewrite(view, bytes, packet.at, l4, packet.protocol, source, destination, ports, packet.partial);
     core.forward();
   }
 
@@ -326,7 +302,7 @@ export class Gateway {
     else core.pass();
   }
 
-  /** The drain time of the flow's backend is over (DESIGN section 4). */
+  /** The drain time of the flow's backend is over, and the sweep has not come to it yet. */
   #cut(table: FlowTable, record: number, isReply: boolean): void {
     const core = this.#core;
     core.noteFlow(table, record, isReply);

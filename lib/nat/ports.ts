@@ -6,7 +6,7 @@ import { below, type Random } from '../base/random.js';
  * would make, so that no port is ever given to two live flows and a freed one is free at once. The key of a port is thereby
  * (backend, port, protocol): 32768 ports per snat address *and* backend endpoint.
  *
- * At most 1 + 32 lookups per address: O(1) whatever the fill. The price, argued in DESIGN section 3: at 99 % use an
+ * At most 1 + 32 lookups per address: O(1) whatever the fill. The price: at 99 % use an
  * address is given up with ports left.
  */
 export interface PortPool {

@@ -15,7 +15,7 @@ export interface JournalRow {
 }
 
 /**
- * OUT.jsonl: a line per input packet. The keys stand in the order of DESIGN section 7 and are left out where nothing is known;
+ * OUT.jsonl: a line per input packet. The keys stand in one fixed order and are left out where nothing is known;
  * `out` is always there. Written by hand, since `t` must be exact to the nanosecond and look the same on every run.
  */
 export class Journal {

@@ -15,7 +15,7 @@ import {
 import { account, openTcp, trackTcp } from '../../lib/conntrack/tcp-tracker.js';
 import * as tcp from '../../lib/wire/tcp.js';
 
-/** The defaults of DESIGN section 4, ms, in the order of TIMEOUT_*: tcp, tcpSyn, tcpFin, any, serviceTcp, serviceAny, grace. */
+/** The default timers, ms, in the order of TIMEOUT_*: tcp, tcpSyn, tcpFin, any, serviceTcp, serviceAny, grace. */
 export const TIMEOUTS = Float64Array.of(8_000_000, 60_000, 10_000, 60_000, 8_000_000, 60_000, 60_000);
 
 export const SECRET = { k0: 0x01234567, k1: 0x76543210 };

@@ -141,7 +141,7 @@ const list = (filter?: FlowFilter) => [...listFlows([makeRecords()], NAMES, NOW_
 const text = (format: (typeof FLOW_FORMATS)[number], filter?: FlowFilter) =>
   [...formatFlows(list(filter), format)].join('');
 
-t.test('JSON is DESIGN section 7 to the letter; expired and unwritten records are left out', async (t) => {
+t.test('JSON has its documented form to the letter; expired and unwritten records are left out', async (t) => {
   const flows = JSON.parse(text('json'));
   t.equal(flows.length, 5);
   t.equal(

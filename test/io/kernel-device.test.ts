@@ -94,6 +94,7 @@ function startMirror(opened: Opened, engine: EngineName) {
   const shared = new Int32Array(new SharedArrayBuffer(WORDS * 4));
   const worker = new Worker(MIRROR, { eval: true, workerData: { device: opened.device, engine, shared } });
   const report = once(worker, 'message').then(([message]) => message as MirrorReport);
+  const exit = once(worker, 'exit'); // may come in the same turn as the message
   return {
     shared,
     report,
@@ -101,7 +102,7 @@ function startMirror(opened: Opened, engine: EngineName) {
       Atomics.store(shared, STOP, 1);
       opened.wake.wake();
       const result = await report;
-      await once(worker, 'exit');
+      await exit;
       return result;
     },
   };

@@ -267,22 +267,37 @@ export class FlowTable {
     bytes[record * RECORD_BYTES + MARKS] = CLASS_HALF_OPEN;
     this.doubles[record * RECORD_DOUBLES + EXPIRES] = nowMs;
 
-    const isPlaced = this.#place(this.hash(client, vip, originalPorts, protocol), record << 1);
-    if (!isPlaced || !this.#placeReply(record)) {
-      if (isPlaced) this.#displace(this.hash(client, vip, originalPorts, protocol), record << 1);
+    if (!this.#enter(record, nowMs)) {
       this.#release(record);
       this.figures[INSERT_FAILURES]! += 1;
       return -1;
     }
-    this.#lists.append(record, CLASS_HALF_OPEN, nowMs);
-    const header = this.#header;
-    header[COUNT]! += 1;
     this.figures[INSERTED]! += 1;
+    const header = this.#header;
     let generation = (header[GENERATION]! + 1) | 0;
     if (generation === 0) generation = 1;
     header[GENERATION] = generation;
     Atomics.store(words, word + COMMIT, generation);
     return record;
+  }
+
+  /**
+   * Takes up a record that is in memory already, with its COMMIT, but not in the index, in a list or counted: for making a table
+   * whole (restore.ts). False, and nothing done, when one of its keys is another's.
+   */
+  adopt(record: number, nowMs: number): boolean {
+    const { words, bytes } = this;
+    const word = record * RECORD_WORDS;
+    const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
+    const sides = bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC ? 1 : 2;
+    for (let key = word; key < word + sides * BACKEND; key += BACKEND) {
+      const [source, destination, ports] = [words[key]!, words[key + 1]!, words[key + 2]!];
+      const hash = this.hash(source, destination, ports, protocol);
+      if (this.find(source, destination, ports, protocol, hash) >= 0) return false;
+    }
+    if (!this.#enter(record, nowMs)) return false;
+    this.setExpiry(record, this.doubles[record * RECORD_DOUBLES + EXPIRES]!);
+    return true;
   }
 
   /** Takes a live record out, under both keys. */
@@ -401,13 +416,24 @@ export class FlowTable {
     return -1;
   }
 
-  #placeReply(record: number): boolean {
+  /** Puts a record into the index under its keys, into the list of its class, and counts it; false: no room near a home. */
+  #enter(record: number, nowMs: number): boolean {
     const { words, bytes } = this;
-    if (bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) return true;
     const word = record * RECORD_WORDS;
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
-    const hash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
-    return this.#place(hash, (record << 1) | 1);
+    const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
+    if (!this.#place(hash, record << 1)) return false;
+    if (bytes[record * RECORD_BYTES + TYPE] !== TYPE_SVC) {
+      const replyHash = this.hash(words[word + BACKEND]!, words[word + RETURN]!, words[word + REPLY_PORTS]!, protocol);
+      if (!this.#place(replyHash, (record << 1) | 1)) {
+        this.#displace(hash, record << 1);
+        return false;
+      }
+    }
+    const list = bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK;
+    if (list !== CLASS_ESTABLISHED) this.#lists.append(record, list, nowMs);
+    this.#header[COUNT]! += 1;
+    return true;
   }
 
   /** Puts a reference into the index; false when the next free slot is too far from its home. */

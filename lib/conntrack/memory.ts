@@ -145,6 +145,18 @@ export function formatTable(memory: TableMemory, secret: HashKey): void {
   figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
 }
 
+/**
+ * Makes the header that of an empty table again, but for its secret, the last generation and the high-water mark: whoever is killed
+ * in the middle of it has lost no record.
+ */
+export function reformatTable(memory: TableMemory): void {
+  const header = headerWords(memory);
+  const [k0, k1] = [header[SECRET]!, header[SECRET + 1]!];
+  header.fill(0, COUNT, GENERATION);
+  header.fill(0, GENERATION + 1);
+  formatTable(memory, k0 === 0 && k1 === 0 ? randomSecret() : { k0, k1 });
+}
+
 /** @throws WeirError STATE_FILE when the memory holds no table of this build and this capacity. */
 export function checkTable(memory: TableMemory): void {
   const header = headerWords(memory);

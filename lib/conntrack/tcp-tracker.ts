@@ -296,10 +296,11 @@ function startHandshake(
   const { bytes, words } = table;
   bytes[at + STATE] = SYN_SENT;
   bytes[at + FLAGS]! &= ~(RX_CLOSING | TX_CLOSING | SEEN_NON_SYN);
-  bytes[at + MARKS] = (bytes[at + MARKS]! & ~(MARK_WINDOWS | MARK_SYN_PENDING)) | MARK_SYN_SEEN;
+  bytes[at + MARKS]! &= ~(MARK_WINDOWS | MARK_SYN_PENDING | MARK_SYN_SEEN);
   words[word + TX_ACKED] = acked;
   words[word + TX_END] = end;
   offerWindow(table, record, window, scale);
+  bytes[at + MARKS]! |= MARK_SYN_SEEN;
 }
 
 function offerWindow(table: FlowTable, record: number, window: number, scale: number): void {
@@ -334,8 +335,6 @@ function trackSynAck(
   const isRepeat = state === SYN_RECV && words[word + RX_ACKED] === ((seq + 1) | 0);
   if (isRepeat) return true;
 
-  bytes[at + STATE] = SYN_RECV;
-  bytes[at + MARKS]! |= MARK_WINDOWS;
   words[word + RX_ACKED] = seq + 1;
   words[word + RX_END] = seq + 1 + payloadBytes;
   const half = record * (RECORD_BYTES / 2);
@@ -348,6 +347,8 @@ function trackSynAck(
   if (state === SYN_SENT) table.halves[half + TX_WINDOW] = scaled(table.halves[half + TX_WINDOW]!, tx);
   table.halves[half + RX_WINDOW] = scaled(window, rx);
   bytes[at + SCALES] = (tx << 4) | rx;
+  bytes[at + MARKS]! |= MARK_WINDOWS;
+  bytes[at + STATE] = SYN_RECV;
   return true;
 }
 
@@ -390,7 +391,6 @@ function establish(table: FlowTable, record: number, nowMs: number): void {
   table.setClass(record, CLASS_ESTABLISHED, nowMs);
 }
 
-/** Sets the timer of the state anew. */
 /** Sets the timer of the record's state anew, as a packet that changes nothing else does: a fragment. */
 export function refreshTcp(table: FlowTable, record: number, nowMs: number, timeouts: Float64Array): void {
   const at = record * RECORD_BYTES;

@@ -23,17 +23,22 @@ export interface CompileState {
   isUp(backendId: number): boolean;
   /** The data path's clock: removals count from here. */
   readonly nowMs: number;
-  /** The snapshot this one replaces. */
-  readonly previous?: Compiled;
+  /** What this one replaces. */
+  readonly previous?: Predecessor;
 }
 
-/** A snapshot and what control must remember of it to make the next. */
-export interface Compiled {
-  readonly snapshot: Snapshot;
+/** What the next snapshot takes over from the last. */
+export interface Predecessor {
+  readonly snapshot: Pick<Snapshot, 'version' | 'services' | 'backends' | 'cutAt' | 'counters' | 'maglev'>;
   /** Where each Maglev table begins, by all it was made from. Services with the same backends share one. */
   readonly tables: ReadonlyMap<string, number>;
   /** How long the flows of a backend are kept after its removal, ms, by backend id. */
   readonly drainMs: ReadonlyMap<number, number>;
+}
+
+/** A snapshot and what control must remember of it to make the next. */
+export interface Compiled extends Predecessor {
+  readonly snapshot: Snapshot;
 }
 
 interface Choice {
@@ -185,7 +190,7 @@ function keepRemoved(
   services: Int32Array,
   backends: Int32Array,
   cutAt: Float64Array,
-  previous: Snapshot | undefined,
+  previous: Predecessor['snapshot'] | undefined,
 ): void {
   cutAt.fill(Number.POSITIVE_INFINITY);
   if (previous === undefined) return;

@@ -5,25 +5,29 @@ import { formatIpv4 } from '../wire/address.js';
 import { type Compiled, compile } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
 import type { NetworkNeeds } from './network-plan.js';
+import type { Survivors } from './survivors.js';
 
 /**
  * What weir is to do: a configuration, the ids its parts have, and the snapshot made of them. A new configuration is first
  * a `Proposal`; nothing changes until it is taken. What left the file is remembered as long as flows need it (`forget`).
  */
 export class Desired {
-  readonly identities = new Identities();
+  readonly identities: Identities;
   #config: Config;
   #compiled: Compiled;
   #isUp: (backendId: number) => boolean;
 
   /**
-   * @param isUp whether a backend may have new flows, by its health
    * @param nowMs the data path's clock
+   * @param survivors the connections of an earlier run
+   * @param isUp whether a backend may have new flows, by its health
    */
-  constructor(config: Config, nowMs: number, isUp: (backendId: number) => boolean = () => true) {
+  constructor(config: Config, nowMs: number, survivors?: Survivors, isUp: (backendId: number) => boolean = () => true) {
     this.#config = config;
     this.#isUp = isUp;
-    this.#compiled = compile(config, this.identities, { isUp, nowMs });
+    this.identities = survivors?.identities ?? new Identities();
+    const previous = survivors === undefined ? {} : { previous: survivors.previous };
+    this.#compiled = compile(config, this.identities, { isUp, nowMs, ...previous });
   }
 
   get config(): Config {

@@ -1,4 +1,3 @@
-import type { BackendConfig, ServiceConfig } from '../config/config.js';
 import { formatEndpoint } from '../wire/address.js';
 
 /**
@@ -23,6 +22,21 @@ export interface BackendIdentity {
   name: string;
 }
 
+/** What of a configured service makes its identity, and its name. */
+export interface NamedService {
+  readonly name: string;
+  readonly address: { readonly word: number };
+  readonly port: number;
+  readonly protocolNumber: number;
+}
+
+/** The same of a backend. */
+export interface NamedBackend {
+  readonly name: string;
+  readonly address: { readonly word: number };
+  readonly port: number;
+}
+
 export class Identities {
   readonly #services = new Map<string, ServiceIdentity>();
   readonly #backends = new Map<string, BackendIdentity>();
@@ -41,7 +55,7 @@ export class Identities {
   }
 
   /** The identity of a configured service; made when it is new. */
-  service({ name, address, port, protocolNumber }: ServiceConfig): ServiceIdentity {
+  service({ name, address, port, protocolNumber }: NamedService): ServiceIdentity {
     const key = `${formatEndpoint(address.word, port)}/${protocolNumber}`;
     let identity = this.#services.get(key);
     if (identity === undefined) {
@@ -55,7 +69,7 @@ export class Identities {
   }
 
   /** The identity of a backend of `service`; made when it is new. */
-  backend(service: ServiceIdentity, { name, address, port }: BackendConfig): BackendIdentity {
+  backend(service: ServiceIdentity, { name, address, port }: NamedBackend): BackendIdentity {
     const key = `${service.id}/${formatEndpoint(address.word, port)}`;
     let identity = this.#backends.get(key);
     if (identity === undefined) {

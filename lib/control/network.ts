@@ -98,10 +98,11 @@ export class NetworkSetup {
   /**
    * Makes the kernel as the configuration wants it; the device must exist.
    *
+   * @param retained what flows of an earlier run need beyond the configuration
    * @throws WeirError NETWORK_SETUP, NO_PERMISSION, MISSING_TOOL
    */
-  apply(): Promise<NetworkReport> {
-    return this.#next(() => this.#reconcile());
+  apply(retained = NO_NEEDS): Promise<NetworkReport> {
+    return this.update(this.#config, retained);
   }
 
   /**

@@ -66,6 +66,8 @@ export class Reloader {
   constructor(parts: ReloaderParts) {
     this.#parts = parts;
     this.#last = { success: true, at: this.#appliedAt, message: 'start' };
+    // Connections of an earlier run may need what the file no longer has.
+    this.#queue = this.#sweepLater();
   }
 
   get configPath(): string {

@@ -13,8 +13,10 @@ import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
 import { logNetwork, Reloader } from './reloader.js';
+import { openStateFile, type StateFile } from './state-file.js';
 import { countParts, sayCounts } from './summary.js';
 import { requireSupported } from './supported.js';
+import { adoptSurvivors } from './survivors.js';
 import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
 
 /**
@@ -119,18 +121,20 @@ class Runtime {
 
     const clock = bootClock();
     const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
-    const tables = { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
-    const desired = new Desired(config, clock.nowMs());
+    const stateFile = this.#openStateFile(config, clock.nowMs());
+    const tables = stateFile?.tables ?? { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
+    const survivors = stateFile?.isResumed ? adoptSurvivors(tables) : undefined;
+    const desired = new Desired(config, clock.nowMs(), survivors);
     const path = await startDataPath({
       fd: tun.fd,
       vnetHeader: tun.vnetHeader,
       udpSegmentation: tun.udpSegmentation,
       mtu,
       engine,
-      tables,
+      tables: stateFile?.mapped ?? tables,
       ...(gcIntervalMs === null ? {} : { gcIntervalMs }),
       snapshot: desired.snapshot,
-      recovering: true,
+      recovering: survivors === undefined,
       onFailure: (error) => this.#fail(error),
     });
     this.#undo.push({ step: 'data path', run: () => path.stop() });
@@ -139,7 +143,7 @@ class Runtime {
 
     const network = new NetworkSetup(config);
     this.#undo.push({ step: 'network', run: () => network.remove() });
-    logNetwork(log, config, await network.apply());
+    logNetwork(log, config, await network.apply(desired.retainedNeeds()));
     if (this.#isEnding) return;
 
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
@@ -155,6 +159,13 @@ class Runtime {
     const startMs = Math.round(performance.now() - beganMs);
     const counts = countParts(config);
     log.info('ready', `ready after ${startMs} ms: ${sayCounts(counts)}`, { startMs, socket, listen, ...counts });
+  }
+
+  #openStateFile({ conntrack: { stateFile, tcpEntries, anyEntries } }: Config, nowMs: number): StateFile | undefined {
+    if (stateFile === null) return undefined;
+    const file = openStateFile(stateFile, { tcpEntries, anyEntries }, nowMs, this.#log);
+    this.#undo.push({ step: 'state file', run: () => file.close() });
+    return file;
   }
 
   #fail({ code, message, remedy }: WeirError): void {

@@ -1,11 +1,11 @@
 import { MessageChannel, type MessagePort, Worker } from 'node:worker_threads';
 import { type ErrorCode, WeirError } from '../base/errors.js';
-import type { TableMemory } from '../conntrack/memory.js';
 import type { DeviceFeatures } from '../io/device.js';
 import { createWake, type Wake } from '../io/wake.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
 import type { Snapshot } from './snapshot.js';
 import { allocateStats } from './stats.js';
+import type { MappedTables, Tables } from './tables.js';
 import type { WorkerSetup } from './worker.js';
 
 /** How long a data path may take to leave before its thread is ended. */
@@ -18,7 +18,7 @@ export interface DataPathOptions {
   readonly udpSegmentation: boolean;
   readonly mtu: number;
   readonly engine: 'auto' | 'io_uring' | 'readwrite';
-  readonly tables: { readonly tcp: TableMemory; readonly any: TableMemory };
+  readonly tables: Tables | MappedTables;
   /** `conntrack.gc.interval` when it is fixed. */
   readonly gcIntervalMs?: number;
   readonly snapshot: Snapshot;

@@ -3,13 +3,13 @@ import { WeirError } from '../base/errors.js';
 import { systemRandom } from '../base/random.js';
 import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
-import type { TableMemory } from '../conntrack/memory.js';
 import { bootClock } from '../io/boot-clock.js';
 import { openDevice } from '../io/open.js';
 import { Gateway } from './gateway.js';
 import { runLoop } from './loop.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
 import type { Snapshot } from './snapshot.js';
+import { attachTables, type MappedTables, type Tables } from './tables.js';
 
 /**
  * The data path's thread. It never returns to its event loop: messages are taken synchronously from the port, after the main
@@ -25,7 +25,7 @@ export interface WorkerSetup {
   readonly udpSegmentation: boolean;
   readonly mtu: number;
   readonly engine: 'auto' | 'io_uring' | 'readwrite';
-  readonly tables: { readonly tcp: TableMemory; readonly any: TableMemory };
+  readonly tables: Tables | MappedTables;
   readonly gcIntervalMs: number | null;
   readonly snapshot: Snapshot;
   readonly recovering: boolean;
@@ -42,8 +42,9 @@ function main(): void {
   const clock = bootClock();
   const { device, note } = openDevice(setup);
   try {
-    const tcp = new FlowTable(setup.tables.tcp);
-    const any = new FlowTable(setup.tables.any);
+    const tables = attachTables(setup.tables);
+    const tcp = new FlowTable(tables.tcp);
+    const any = new FlowTable(tables.any);
     const pipeline = new Gateway({
       tcp,
       any,

@@ -17,6 +17,8 @@ const cFcntl = libc.func('fcntl', 'int', ['int', 'int', 'long']);
 const cMmap = libc.func('mmap', 'int64', ['size_t', 'size_t', 'int', 'int', 'int', 'int64']);
 const cMunmap = libc.func('munmap', 'int', ['size_t', 'size_t']);
 const cMadvise = libc.func('madvise', 'int', ['size_t', 'size_t', 'int']);
+const cFlock = libc.func('flock', 'int', ['int', 'int']);
+const cFallocate = libc.func('fallocate', 'int', ['int', 'int', 'int64', 'int64']);
 const cRead = libc.func('read', 'int64', ['int', 'size_t', 'size_t']);
 const cWrite = libc.func('write', 'int64', ['int', 'size_t', 'size_t']);
 const cWriteBuffer = libc.func('write', 'int64', ['int', 'void *', 'size_t']);
@@ -43,12 +45,29 @@ export const MAP_POPULATE = 0x8000;
 export const CLOCK_BOOTTIME = 7;
 export const POLLIN = 1;
 
+const LOCK_EX = 2;
+const LOCK_NB = 4;
+const LOCK_UN = 8;
 const F_GETFL = 3;
 const F_SETFL = 4;
 const MADV_DONTNEED = 4;
 
-export const { EPERM, EINTR, ENXIO, EBADF, EAGAIN, EACCES, EBUSY, ENOENT, ENODEV, EINVAL, EBADFD, ENOBUFS, ETIME } =
-  koffi.os.errno as Record<Errno, number>;
+export const {
+  EPERM,
+  EINTR,
+  ENXIO,
+  EBADF,
+  EAGAIN,
+  EACCES,
+  EBUSY,
+  ENOENT,
+  ENODEV,
+  EINVAL,
+  ENOSPC,
+  EBADFD,
+  ENOBUFS,
+  ETIME,
+} = koffi.os.errno as Record<Errno, number>;
 
 type Errno =
   | 'EPERM'
@@ -61,6 +80,7 @@ type Errno =
   | 'ENOENT'
   | 'ENODEV'
   | 'EINVAL'
+  | 'ENOSPC'
   | 'EBADFD'
   | 'ENOBUFS'
   | 'ETIME';
@@ -121,6 +141,20 @@ export function discardPages(address: number, lengthBytes: number): number {
  */
 export function viewMemory(address: number, lengthBytes: number): ArrayBuffer {
   return koffi.view(address, lengthBytes);
+}
+
+/** Locks an open file for this process alone, without waiting (EAGAIN); the lock ends with the last fd of the open file. */
+export function lockFile(fd: number): number {
+  return checked(cFlock(fd, LOCK_EX | LOCK_NB));
+}
+
+export function unlockFile(fd: number): number {
+  return checked(cFlock(fd, LOCK_UN));
+}
+
+/** Makes a file at least `lengthBytes` long, its space taken from the file system now, what is new being zero. */
+export function reserveSpace(fd: number, lengthBytes: number): number {
+  return checked(cFallocate(fd, 0, 0, lengthBytes));
 }
 
 export function read(fd: number, address: number, lengthBytes: number): number {

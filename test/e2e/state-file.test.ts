@@ -1,0 +1,181 @@
+import { join } from 'node:path';
+import t from 'tap';
+import { backendAddress, type Lab, VIP } from '../../lib/lab/topology.js';
+import { createGatewayLab } from '../support/gateway-lab.js';
+import { needsRoot } from '../support/skip.js';
+
+/**
+ * A conntrack that outlives its process: transfers under way while weir is killed and started again, by SIGKILL in their middle and by
+ * SIGTERM, for every mode and algorithm, up and down at once.
+ */
+
+t.setTimeout(300_000);
+
+const SECONDS = 6;
+
+const SERVICES = (['dnat', 'snat'] as const).flatMap((mode, m) =>
+  (['random', 'maglev'] as const).flatMap((algorithm, a) =>
+    (['up', 'down'] as const).map((direction, d) => ({
+      name: `${mode}-${algorithm}-${direction}`,
+      mode,
+      algorithm,
+      direction,
+      port: 5300 + m * 4 + a * 2 + d,
+    })),
+  ),
+);
+
+function configText(lab: Lab, drop: string[] = []): string {
+  return [
+    'snat: { addresses: [10.96.255.1] }',
+    'admin: { listen: off }',
+    `conntrack: { tcpEntries: 4096, anyEntries: 4096, stateFile: ${join(lab.dir, 'conntrack')} }`,
+    'services:',
+    ...SERVICES.filter(({ name }) => !drop.includes(name)).map(({ name, mode, algorithm, port }) => {
+      const backends = lab.backends.map((b, i) => `{ name: ${b}, address: ${backendAddress(i + 1)}, port: ${port} }`);
+      return `  - { name: ${name}, address: ${VIP}, port: ${port}, protocol: tcp, algorithm: ${algorithm}, mode: ${mode}, backends: [${backends.join(', ')}] }`;
+    }),
+    '',
+  ].join('\n');
+}
+
+interface Transfer {
+  readonly name: string;
+  readonly done: ReturnType<Lab['exec']>;
+}
+
+const SENDER = `
+import socket, sys, time
+address, port, direction, seconds = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+s = socket.create_connection((address, port), 5)
+s.settimeout(20)
+s.sendall(b'U' if direction == 'up' else b'D')
+end = time.monotonic() + seconds
+total, longest, last = 0, 0.0, time.monotonic()
+block = bytes(65536)
+while time.monotonic() < end:
+    n = s.send(block) if direction == 'up' else len(s.recv(65536))
+    if n == 0: sys.exit('closed')
+    now = time.monotonic()
+    longest, last = max(longest, now - last), now
+    total += n
+    time.sleep(0.002)
+if direction == 'up':
+    s.shutdown(socket.SHUT_WR)
+    answer = b''
+    while True:
+        part = s.recv(100)
+        if not part: break
+        answer += part
+    assert int(answer) == total, (answer, total)
+print('%d %.3f' % (total, longest))
+`;
+
+/** Counts what it is sent, or sends for as long as somebody reads. */
+const SERVER = `
+import selectors, socket, sys, threading
+def serve(c):
+    try:
+        if c.recv(1) == b'U':
+            total = 0
+            while True:
+                part = c.recv(65536)
+                if not part: break
+                total += len(part)
+            c.sendall(str(total).encode())
+        else:
+            while True: c.sendall(bytes(65536))
+    except OSError: pass
+    c.close()
+sel = selectors.DefaultSelector()
+for port in map(int, sys.argv[1:]):
+    l = socket.create_server(('', port), backlog=64)
+    sel.register(l, selectors.EVENT_READ)
+print('up', flush=True)
+while True:
+    for key, _ in sel.select():
+        c, _ = key.fileobj.accept()
+        threading.Thread(target=serve, args=(c,), daemon=True).start()
+`;
+
+function startTransfers(lab: Lab): Transfer[] {
+  return SERVICES.map(({ name, port, direction }) => {
+    const args = ['-c', SENDER, VIP, String(port), direction, String(SECONDS)];
+    return { name, done: lab.exec('client', 'python3', args, { timeoutMs: 60_000 }) };
+  });
+}
+
+const AWAIT_SERVER = `
+import socket, sys, time
+for _ in range(200):
+    try: socket.create_connection(('127.0.0.1', int(sys.argv[1])), 1).close(); sys.exit(0)
+    except OSError: time.sleep(0.05)
+sys.exit('no server')
+`;
+
+async function startServers(lab: Lab): Promise<void> {
+  const ports = SERVICES.map(({ port }) => String(port));
+  for (const role of lab.backends) {
+    lab.spawn(role, `server-${role}`, 'python3', ['-c', SERVER, ...ports]);
+    await lab.exec(role, 'python3', ['-c', AWAIT_SERVER, ports.at(-1)!], { timeoutMs: 30_000 });
+  }
+}
+
+/** Waits until all transfers are well under way, and says how many packets each has sent. */
+async function underWay(weir: Awaited<ReturnType<Lab['startWeir']>>): Promise<Map<string, number>> {
+  for (;;) {
+    const flows = await flowsOf(weir);
+    if (SERVICES.every(({ name }) => (flows.get(name) ?? 0) > 100)) return flows;
+    await new Promise((resolve) => setTimeout(resolve, 100));
+  }
+}
+
+async function flowsOf(weir: Awaited<ReturnType<Lab['startWeir']>>): Promise<Map<string, number>> {
+  const { stdout } = await weir.command(['ct', 'list', '-o', 'json']);
+  const flows = JSON.parse(stdout) as { service: string; packets: { original: number } }[];
+  return new Map(flows.map(({ service, packets }) => [service, packets.original]));
+}
+
+t.test('transfers go on after kill -9 and after SIGTERM', needsRoot(t, 'ip', 'python3'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  await startServers(lab);
+  let weir = await lab.startWeir(configText(lab));
+  for (const signal of ['SIGKILL', 'SIGTERM'] as const) {
+    const transfers = startTransfers(lab);
+    const before = await underWay(weir);
+    await weir.stop(signal);
+    weir = await lab.startWeir(configText(lab));
+    t.comment(`${signal}: ready again after ${Math.round(weir.readyMs)} ms`);
+    const after = await flowsOf(weir);
+    for (const { name, done } of transfers) {
+      const { stdout, stderr, status } = await done;
+      t.equal(status, 0, `${signal} ${name}: ${stderr.slice(-200)}`);
+      const [bytes, pause] = stdout.trim().split(' ').map(Number);
+      t.ok(bytes! > 0, `${signal} ${name}: ${(bytes! / 1e6).toFixed(0)} MB, longest pause ${pause} s`);
+      t.ok(pause! < 15, 'it went on before it gave up');
+      t.ok(after.get(name)! >= before.get(name)!, 'its record is the same');
+    }
+  }
+  t.equal(await weir.stop(), 0);
+});
+
+t.test('what left the file while weir was away is drained', needsRoot(t, 'ip', 'python3'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  await startServers(lab);
+  let weir = await lab.startWeir(configText(lab));
+  const transfers = startTransfers(lab);
+  await underWay(weir);
+  await weir.stop('SIGKILL');
+  const gone = ['dnat-random-down', 'snat-maglev-up'];
+  weir = await lab.startWeir(configText(lab, gone));
+  const { stdout } = await weir.command(['services', '-o', 'json']);
+  const removed = (JSON.parse(stdout) as { name: string; removed: boolean }[]).filter((each) => each.removed);
+  t.equal(removed.length, gone.length);
+  for (const { name, done } of transfers) {
+    const { status, stderr } = await done;
+    t.equal(status, 0, `${name}: ${stderr.slice(-200)}`);
+  }
+  t.equal(await weir.stop(), 0);
+});

@@ -21,6 +21,8 @@ export interface Route {
   readonly to: string;
   readonly dev: string | null;
   readonly table: number;
+  /** Absent: the device's. */
+  readonly mtu?: number;
 }
 
 /** A rule of weir's; null: any. `table` 0: no table, an answer of "network unreachable". */
@@ -47,12 +49,15 @@ export interface Hop {
   readonly dev: string;
   /** The address is this host's own. */
   readonly local: boolean;
+  /** What the route allows; absent: what its link does. */
+  readonly mtu?: number;
 }
 
 /** `names`: protocols as text, to be read by people. */
-export function formatRoute({ to, dev, table }: Route): string {
+export function formatRoute({ to, dev, table, mtu }: Route): string {
   const target = dev === null ? `blackhole ${to} metric ${BLACKHOLE_METRIC}` : `${to} dev ${dev}`;
-  return `${target}${table === MAIN_TABLE ? '' : ` table ${table}`} proto ${WEIR_PROTOCOL}`;
+  const size = mtu === undefined ? '' : ` mtu ${mtu}`;
+  return `${target}${size}${table === MAIN_TABLE ? '' : ` table ${table}`} proto ${WEIR_PROTOCOL}`;
 }
 
 const PROTOCOL_NAMES: Readonly<Record<number, string>> = {
@@ -158,7 +163,12 @@ function toLink(row: Row): Link {
 }
 
 function toRoute(row: Row): Route {
-  return { to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE) };
+  return { to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE), ...mtuOf(row) };
+}
+
+function mtuOf({ metrics }: Row): { mtu?: number } {
+  const mtu = (metrics as { mtu?: number }[] | undefined)?.find((metric) => metric.mtu !== undefined)?.mtu;
+  return mtu === undefined ? {} : { mtu };
 }
 
 function toRule(row: Row): Rule {
@@ -176,7 +186,9 @@ function toRule(row: Row): Rule {
 const LOCAL_ROUTE = 2;
 
 function toHop(row: Row): Hop {
-  return { dev: String(row.dev), local: Number(row.type) === LOCAL_ROUTE };
+  // One that expires was learned by a connection of this host: it does not hold for what is forwarded.
+  const mtu = row.expires === undefined ? mtuOf(row) : {};
+  return { dev: String(row.dev), local: Number(row.type) === LOCAL_ROUTE, ...mtu };
 }
 
 interface Output {

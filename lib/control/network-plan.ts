@@ -17,6 +17,9 @@ import { formatSysctl, type Sysctl } from './sysctl.js';
  *   otherwise fall through to the return path, and a passed packet without a route would come back until its TTL is used up.
  * - Behind every route to the device lies a blackhole. A route dies with its device, the blackhole does not, so that nobody's
  *   packets pass untranslated while weir is away; it asks for nothing and stands in no new weir's way.
+ * - The way to a VIP is no wider than those to its dnat backends. Of a packet that fits the device but not the link behind it,
+ *   the kernel would complain to the client by quoting what weir made of it, which says nothing to the client; so it has to
+ *   complain before. All other errors come to weir: of the way to a client, to the VIP; of routers between, by the return path.
  * - Everything carries WEIR_PROTOCOL, so that any later weir recognises it.
  *
  * Rejected: netlink by hand (an operator can read and repeat what iproute2 does), firewall marks (they need nftables on the
@@ -93,6 +96,7 @@ export function networkNeeds(config: Config): NetworkNeeds {
 export function desiredNetwork(config: Config, around: Surroundings, retained = NO_NEEDS): DesiredNetwork {
   const { name: device, mtu } = config.device;
   const { table } = config.network;
+  const widths = pathWidths(config, around);
   const needs = networkNeeds(config);
   const returnPath = returnRules(config, mergeEndpoints(needs.endpoints, retained.endpoints), around);
   const kept = retained.addresses.filter((address) => !needs.addresses.includes(address));
@@ -112,10 +116,25 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
     ],
     addressRoutes: needs.addresses.flatMap((to) => [
       { to, dev: null, table: MAIN_TABLE },
-      { to, dev: device, table: MAIN_TABLE },
+      { to, dev: device, table: MAIN_TABLE, ...widths.get(to) },
     ]),
     notes: [...addressNotes(needs.addresses, around), ...returnPath.notes],
   };
+}
+
+/** By VIP, where the device's own MTU is too much. */
+function pathWidths({ device, services }: Config, { hops, links }: Surroundings): Map<string, { mtu: number }> {
+  const widths = new Map<string, { mtu: number }>();
+  for (const { address: vip, mode, backends } of services) {
+    if (mode !== 'dnat') continue;
+    for (const { address } of backends) {
+      const hop = hops.get(address.text);
+      if (hop === undefined || hop.dev === device.name) continue;
+      const mtu = hop.mtu ?? links.get(hop.dev)?.mtu ?? device.mtu;
+      if (mtu < (widths.get(vip.text)?.mtu ?? device.mtu)) widths.set(vip.text, { mtu });
+    }
+  }
+  return widths;
 }
 
 function rule(fields: Partial<Rule> & Pick<Rule, 'table'>): Rule {
@@ -131,9 +150,9 @@ function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint
  * Per endpoint, or per interface where those would be too many for a list that the kernel walks. A backend on this very
  * host always gets rules of its own: `iif lo` would match everything that starts here.
  */
-function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hops, links, pathFilters }: Surroundings) {
+function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hops, pathFilters }: Surroundings) {
   const { table, returnPath } = config.network;
-  const { name: device, mtu } = config.device;
+  const { name: device } = config.device;
   const perEndpoint = returnPath === 'auto' && endpoints.length <= MAX_ENDPOINT_RULES;
   const tcp: Rule[] = [];
   const udp = new Map<string, Rule>();
@@ -153,11 +172,6 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
   const byInterface = [...interfaces]
     .sort()
     .map((iif) => rule({ iif, table, protocol: perEndpoint ? PROTO_ICMP : null }));
-  for (const iif of interfaces) {
-    const linkMtu = links.get(iif)?.mtu ?? mtu;
-    if (linkMtu >= mtu) continue;
-    notes.add(`${iif} has an MTU of ${linkMtu}, ${device} of ${mtu}: set device.mtu to ${linkMtu}`);
-  }
   if (tcp.length > 0) {
     const strict = strictInterfaces(device, pathFilters);
     if (strict.length > 0) {

@@ -264,6 +264,10 @@ function removeRoute(route: Route): string {
   return `route del ${formatRoute(route)}`;
 }
 
+function placeOf({ to, dev, table }: Route): string {
+  return formatRoute({ to, dev, table });
+}
+
 function removeRule(each: Rule): string {
   return `rule del ${formatRule(each)}`;
 }
@@ -275,7 +279,6 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   if (link.mtu !== mtu || !link.up) commands.push(`link set dev ${device} mtu ${mtu} up`);
   const haveRoutes = new Set(installed.routes.map(formatRoute));
   const haveRules = new Set(installed.rules.map((each) => formatRule(each)));
-  const wantRoutes = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(formatRoute));
   const wantRules = new Set(desired.rules.map((each) => formatRule(each)));
   const addRoutes = (routes: readonly Route[]): void => {
     for (const route of routes)
@@ -285,6 +288,8 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   for (const text of wantRules) if (!haveRules.has(text)) commands.push(`rule add ${text}`);
   addRoutes(desired.addressRoutes);
   for (const text of haveRules) if (!wantRules.has(text)) commands.push(`rule del ${text}`);
-  for (const text of haveRoutes) if (!wantRoutes.has(text)) commands.push(`route del ${text}`);
+  // A route that was replaced is gone already, and its removal would be the new one's.
+  const places = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(placeOf));
+  for (const route of installed.routes) if (!places.has(placeOf(route))) commands.push(removeRoute(route));
   return commands;
 }

@@ -147,6 +147,27 @@ t.test('a reload makes differences only, and repairs', async (t) => {
   ip('link del weir0');
 });
 
+t.test('a link behind weir that is narrower than its device', async (t) => {
+  addDevice();
+  const setup = new NetworkSetup(configOf());
+  await setup.apply();
+  for (const [change, mtu] of [
+    ['link set br0 mtu 1400', ' mtu 1400'],
+    ['route add 10.2.0.11 dev br0 mtu 1300', ' mtu 1300'],
+    ['link set br0 mtu 1500', null],
+    ['route del 10.2.0.11', ''],
+  ] as const) {
+    ip(change);
+    const commands = mtu === null ? [] : [`ip route replace 10.96.0.10 dev weir0${mtu} proto 196`];
+    t.same((await setup.apply()).commands, commands, change);
+    t.same((await setup.apply()).commands, []);
+    if (mtu !== null) t.equal(/ mtu \d+/.exec(ip('route show 10.96.0.10'))?.[0] ?? '', mtu);
+  }
+  await setup.remove();
+  t.equal(state(), untouched);
+  ip('link del weir0');
+});
+
 t.test('kill -9: the device is gone, the rest holds the line', async (t) => {
   addDevice();
   await new NetworkSetup(configOf({ backends: ['10.2.0.11', '10.2.0.13'], extra: 'network: { table: 500 }' })).apply();

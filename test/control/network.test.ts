@@ -136,6 +136,29 @@ t.test('beyond 64 endpoints the rules are per interface', async (t) => {
   );
 });
 
+t.test('the way to a VIP is as wide as the narrowest to its dnat backends', async (t) => {
+  const widths = (config: Config, overrides: Parameters<typeof around>[0]): (number | undefined)[] =>
+    desiredNetwork(config, around(overrides))
+      .addressRoutes.filter(({ dev }) => dev !== null)
+      .map(({ mtu }) => mtu);
+  t.same(widths(WEB, {}), [undefined, undefined]);
+  t.same(widths(WEB, { links: { br0: { mtu: 9000 } } }), [undefined, undefined]);
+  t.same(widths(WEB, { links: { br0: { mtu: 1400 } } }), [1400, 1400]);
+  const byRoute = { '10.2.0.12': { dev: 'br0', local: false, mtu: 1300 } };
+  t.same(widths(WEB, { hops: byRoute, links: { br0: { mtu: 1400 } } }), [1300, 1400], '10.2.0.12 is web’s alone');
+  t.same(widths(WEB, { hops: { '10.2.0.12': undefined } }), [undefined, undefined]);
+  const snat = configOf(`
+snat: { addresses: [10.96.255.1] }
+services:
+${service('a', '10.96.0.10', 'port: 80, protocol: tcp, mode: snat, backends: [{address: 10.2.0.11, port: 80}]')}
+`);
+  t.same(widths(snat, { links: { br0: { mtu: 1400 } } }), [undefined, undefined], 'errors to its address come to weir');
+  t.equal(
+    formatRoute({ to: '10.96.0.10', dev: 'weir0', table: 254, mtu: 1400 }),
+    '10.96.0.10 dev weir0 mtu 1400 proto 196',
+  );
+});
+
 t.test('what flows still need stays, without a route in main', async (t) => {
   const desired = desiredNetwork(WEB, around(), {
     addresses: ['10.96.0.10', '10.96.0.99'],
@@ -167,7 +190,6 @@ t.test('notes: what the operator should know', async (t) => {
   t.match(notes({ hops: { '10.96.0.10': { dev: 'lo', local: true } } }), [/10\.96\.0\.10 is an address of this host/]);
   t.match(notes({ hops: { '10.2.0.12': undefined } }), []);
   t.match(notes({ hops: { '10.2.0.11': { dev: 'weir0', local: false } } }), [/10\.2\.0\.11 leads back into weir0/]);
-  t.match(notes({ links: { br0: { mtu: 1400 } } }), [/br0 has an MTU of 1400, weir0 of 1500: set device.mtu to 1400/]);
   t.match(notes({ pathFilters: { eth0: 1, br0: 2, weir0: 1, default: 1 } }), [/rp_filter is strict on eth0:/]);
   t.match(notes({ pathFilters: { all: 1, eth0: 0, br0: 2 } }), [/strict on eth0:/]);
   const far = configOf(

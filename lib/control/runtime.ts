@@ -2,6 +2,7 @@ import { closeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
 import { requireConfig } from '../config/load.js';
+import { allocateEvents } from '../conntrack/events.js';
 import { allocateTable } from '../conntrack/memory.js';
 import { TableReader } from '../conntrack/table-reader.js';
 import { startDataPath } from '../datapath/data-path.js';
@@ -128,6 +129,7 @@ class Runtime {
       mtu,
       engine,
       tables,
+      events: allocateEvents(),
       ...(gcIntervalMs === null ? {} : { gcIntervalMs }),
       snapshot: desired.snapshot,
       recovering: true,

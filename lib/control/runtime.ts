@@ -10,6 +10,7 @@ import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
 import { probeSocket } from './admin-socket.js';
 import { Desired } from './desired.js';
+import { EventFeed } from './event-feed.js';
 import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
@@ -121,6 +122,7 @@ class Runtime {
     const clock = bootClock();
     const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
     const tables = { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
+    const events = allocateEvents();
     const desired = new Desired(config, clock.nowMs());
     const path = await startDataPath({
       fd: tun.fd,
@@ -129,7 +131,7 @@ class Runtime {
       mtu,
       engine,
       tables,
-      events: allocateEvents(),
+      events,
       ...(gcIntervalMs === null ? {} : { gcIntervalMs }),
       snapshot: desired.snapshot,
       recovering: true,
@@ -148,7 +150,8 @@ class Runtime {
     const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
-    const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, log });
+    const feed = new EventFeed(events, desired.identities, clock);
+    const observer = new Observer({ version, tun, tables, readers, events: feed, desired, path, clock, reloader, log });
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });
     this.#undo.push({ step: 'admin', run: () => admin.close() });

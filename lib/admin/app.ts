@@ -25,6 +25,7 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/status', isPublic: true, answer: (context, weir) => context.json(weir.status()) },
   { method: 'GET', path: '/v1/services', isPublic: false, answer: (context, weir) => context.json(weir.services()) },
   { method: 'GET', path: '/v1/ct', isPublic: false, answer: listFlows },
+  { method: 'GET', path: '/v1/ct/watch', isPublic: false, answer: watchFlows },
   { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
   { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
   { method: 'POST', path: '/v1/reload', isPublic: false, answer: reload },
@@ -65,13 +66,27 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
 
 function listFlows(context: Context, weir: RunningWeir): Response {
   const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
-  if (!FLOW_FORMATS.includes(format as FlowFormat)) {
-    throw new WeirError('USAGE', `there is no format "${format}"`, `There are ${FLOW_FORMATS.join(', ')}.`);
-  }
+  requireFormat(format, FLOW_FORMATS);
   const chunks = weir.listFlows(filter, format as FlowFormat);
   return context.body(ReadableStream.from(paced(chunks)), 200, {
     'content-type': format === 'json' ? 'application/json' : 'text/plain; charset=utf-8',
   });
+}
+
+/** A line of JSON for each event, until one side ends it. Nothing is watched before the body is read: not for a HEAD. */
+function watchFlows(context: Context, weir: RunningWeir): Response {
+  const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
+  requireFormat(format, ['json']);
+  const watch = weir.watch(filter);
+  const encoder = new TextEncoder();
+  const body = new ReadableStream<Uint8Array>(
+    {
+      pull: async (controller) => controller.enqueue(encoder.encode(await watch.next())),
+      cancel: () => watch.close(),
+    },
+    { highWaterMark: 0 },
+  );
+  return context.body(body, 200, { 'content-type': 'application/x-ndjson' });
 }
 
 async function flushFlows(context: Context, weir: RunningWeir): Promise<Response> {
@@ -92,6 +107,11 @@ function queryOf<Key extends string>(context: Context, known: readonly Key[]): {
     throw new WeirError('USAGE', `there is no parameter "${key}"`, `There are ${known.join(', ')}.`);
   }
   return query as { [K in Key]?: string };
+}
+
+function requireFormat(format: string, known: readonly string[]): void {
+  if (known.includes(format)) return;
+  throw new WeirError('USAGE', `there is no format "${format}"`, `There are ${known.join(', ')}.`);
 }
 
 /** One chunk each time the reader wants one and everything else had its turn. */

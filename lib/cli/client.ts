@@ -8,6 +8,10 @@ export interface Call {
   readonly method?: 'GET' | 'POST';
   readonly path: string;
   readonly query?: Readonly<Record<string, string | undefined>>;
+  /** Cuts the call short; it fails then. */
+  readonly signal?: AbortSignal;
+  /** Called when weir has accepted it. */
+  readonly accepted?: () => void | Promise<void>;
 }
 
 /** The JSON a call answers with. @throws WeirError NOT_RUNNING, NO_PERMISSION, or what the answer says */
@@ -25,6 +29,7 @@ export async function callStream(call: Call, sink: (chunk: string) => void | Pro
   response.setEncoding('utf8');
   const isSuccess = response.statusCode === 200;
   let refusal = '';
+  if (isSuccess) await call.accepted?.();
   try {
     for await (const chunk of response as AsyncIterable<string>) {
       if (isSuccess) await sink(chunk);
@@ -36,11 +41,12 @@ export async function callStream(call: Call, sink: (chunk: string) => void | Pro
   if (!isSuccess) throw answerError(response.statusCode ?? 0, refusal);
 }
 
-function open({ socket, method = 'GET', path, query = {} }: Call): Promise<IncomingMessage> {
+function open({ socket, method = 'GET', path, query = {}, signal }: Call): Promise<IncomingMessage> {
   const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) if (value !== undefined) parameters.set(key, value);
   return new Promise((resolve, reject) => {
-    const message = request({ socketPath: socket, path: `${path}?${parameters}`, method }, resolve);
+    const where = { socketPath: socket, path: `${path}?${parameters}`, method };
+    const message = request(signal === undefined ? where : { ...where, signal }, resolve);
     message.on('error', (error: NodeJS.ErrnoException) => reject(connectError(socket, error)));
     message.end();
   });

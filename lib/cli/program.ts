@@ -137,6 +137,10 @@ function addRunningCommands(program: Command): void {
   withFilter(command(ct, 'list', 'List connections.', 'ct list --client 10.1.0.0/24 -o cilium'))
     .addOption(output(['table', 'json', 'cilium', 'conntrack']))
     .action(async (options) => (await running()).ctList(options));
+  withFilter(command(ct, 'watch', 'Print what happens to connections, as it happens.', 'ct watch --service web'))
+    .option('--count <n>', 'end after so many events', parseCount)
+    .addOption(table())
+    .action(async (options) => (await import('./watch.js')).ctWatch(options));
   withSocket(command(ct, 'stats', 'Show how full the tables are, and drops by reason.', 'ct stats -o json'))
     .addOption(table())
     .action(async (options) => (await running()).ctStats(options));
@@ -203,6 +207,11 @@ function output(choices: string[]): Option {
 
 function parseSeed(text: string): number {
   if (!/^-?\d{1,10}$/.test(text)) throw new InvalidArgumentError('It is no integer.');
+  return Number(text);
+}
+
+function parseCount(text: string): number {
+  if (!/^[1-9]\d{0,14}$/.test(text)) throw new InvalidArgumentError('It is no number from 1 on.');
   return Number(text);
 }
 

@@ -1,5 +1,5 @@
 import { REASON, REASON_MEANINGS, type ReasonName } from '../base/reasons.js';
-import type { ConntrackView, ServiceView, StatusView } from '../control/view.js';
+import type { ConntrackView, FlowEventView, ServiceView, StatusView } from '../control/view.js';
 
 type Cell = string | number;
 
@@ -79,6 +79,51 @@ export function renderConntrack({ tables, gc, drops }: ConntrackView): string {
   return (
     table + collector + (dropped.length === 0 ? '' : `\n${renderTable(['DROPPED FOR', 'PACKETS', 'MEANING'], dropped)}`)
   );
+}
+
+const EVENT_COLUMNS = [12, 15, 5, 21, 21, 21, 16, 22, 11, 15] as const;
+
+/** Above the lines of `renderEvent`, which are as wide. */
+export function renderEventHead(): string {
+  return eventLine([
+    'TIME (UTC)',
+    'EVENT',
+    'PROTO',
+    'CLIENT',
+    'VIP',
+    'BACKEND',
+    'SERVICE',
+    'STATE',
+    'PACKETS',
+    'BYTES',
+    'FLAGS',
+  ]);
+}
+
+/** An event as a line for people. */
+export function renderEvent(event: FlowEventView): string {
+  const { at, proto, client, vip, backend, service, state, previous, packets, bytes, flags } = event;
+  return eventLine([
+    at.slice(11, 23),
+    event.cause === undefined ? event.event : `${event.event} ${event.cause}`,
+    proto,
+    client,
+    vip,
+    backend,
+    service,
+    previous === undefined ? state : `${previous} > ${state}`,
+    `${packets.original}/${packets.reply}`,
+    `${bytes.original}/${bytes.reply}`,
+    flags.join(' '),
+  ]);
+}
+
+/** The columns of a stream, whose widths cannot be those of what is still to come. */
+function eventLine(cells: readonly string[]): string {
+  return `${cells
+    .map((cell, i) => cell.padEnd(EVENT_COLUMNS[i] ?? 0))
+    .join(' ')
+    .trimEnd()}\n`;
 }
 
 function sayCountsOf(counts: Readonly<Record<string, number>>): string {

@@ -61,6 +61,7 @@ export async function ctFlush({
   await (output === 'json' ? printJson(view) : print(`${plural(view.flushed, 'connection')} forgotten\n`));
 }
 
-function filterOf({ service, backend, client, state }: FilterOptions): Record<string, string | undefined> {
+/** The part of a command's options that is a query of the admin API. */
+export function filterOf({ service, backend, client, state }: FilterOptions): Record<string, string | undefined> {
   return { service, backend, client, state };
 }

@@ -1,4 +1,5 @@
 import { hashWords4 } from '../base/hash.js';
+import { allocateEvents, CAUSE_EVICTED, CAUSE_EXPIRED, EVENT_CLOSED, EventWriter } from './events.js';
 import { RecordLists } from './lists.js';
 import {
   COUNT,
@@ -93,7 +94,7 @@ import {
  * EARLIEST is what the last full round saw; EARLIEST_SINCE the least of what this round saw and of all expiries set since
  * it began, which is why they are only set by `setExpiry`. Rejected: a timer wheel (two list moves a packet) and a heap.
  *
- * One writer: the thread of the data path. Others attach with a TableReader.
+ * One writer: the thread of the data path. Others attach with a TableReader, or watch what happens here by an EventReader.
  */
 export class FlowTable {
   readonly capacity: number;
@@ -107,6 +108,7 @@ export class FlowTable {
   /** The doubles of the header: counters and the garbage collector's figures (memory.ts). */
   readonly figures: Float64Array;
 
+  readonly #events: EventWriter;
   readonly #header: Int32Array;
   readonly #lists: RecordLists;
   readonly #index: Int32Array;
@@ -118,9 +120,13 @@ export class FlowTable {
   readonly #referenceMask: number;
   readonly #sweepRecords: number;
 
-  /** @throws WeirError STATE_FILE when the memory holds no table of this build. */
-  constructor(memory: TableMemory) {
+  /**
+   * @param events where what happens to records is told; by default nobody can watch
+   * @throws WeirError STATE_FILE when the memory holds no table of this build.
+   */
+  constructor(memory: TableMemory, events = new EventWriter(allocateEvents(2))) {
     checkTable(memory);
+    this.#events = events;
     const { buffer, byteOffset, capacity } = memory;
     const { slots, factor, shift } = indexGeometry(capacity);
     const records = byteOffset + recordsOffset();
@@ -155,6 +161,16 @@ export class FlowTable {
   /** How many records are on the list of a class (CLASS_HALF_OPEN or CLASS_CLOSING). */
   listLength(list: number): number {
     return this.#lists.length(list);
+  }
+
+  /** Whether anybody is there to be told what happens to records. */
+  get isWatched(): boolean {
+    return this.#events.isWatched;
+  }
+
+  /** Tells watchers of a record, when there are any: an EVENT_* and its detail. */
+  tell(kind: number, detail: number, record: number, nowMs: number): void {
+    this.#events.write(kind, detail, this.words, record, nowMs);
   }
 
   /** The hash of a key, as `find` and `touch` take it: a signed word. */
@@ -300,9 +316,16 @@ export class FlowTable {
     return true;
   }
 
-  /** Takes a live record out, under both keys. */
-  remove(record: number): void {
+  /**
+   * Takes a live record out, under both keys.
+   *
+   * @param cause CAUSE_*, for watchers. Of a record that has expired it is that, whoever comes upon it.
+   */
+  remove(record: number, cause: number, nowMs: number): void {
     const { words, bytes } = this;
+    if (this.isWatched) {
+      this.tell(EVENT_CLOSED, this.isExpired(record, nowMs) ? CAUSE_EXPIRED : cause, record, nowMs);
+    }
     const word = record * RECORD_WORDS;
     Atomics.store(words, word + COMMIT, 0);
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
@@ -342,7 +365,7 @@ export class FlowTable {
     let removed = 0;
     for (let record = first; record < end; record++) {
       if (doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs || words[record * RECORD_WORDS + COMMIT] === 0) continue;
-      this.remove(record);
+      this.remove(record, CAUSE_EXPIRED, nowMs);
       removed++;
     }
     return removed;
@@ -382,7 +405,7 @@ export class FlowTable {
     }
     if (record < 0) return false;
     this.figures[counter]! += 1;
-    this.remove(record);
+    this.remove(record, CAUSE_EVICTED, nowMs);
     return true;
   }
 

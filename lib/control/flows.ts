@@ -35,8 +35,15 @@ import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
  * that a million of them need no memory; the packets go on meanwhile, and a list is therefore no snapshot of one moment.
  */
 
+/** Memory with records in it: record n at word n * RECORD_WORDS, and so on. */
+export interface RecordMemory {
+  readonly words: Int32Array;
+  readonly bytes: Uint8Array;
+  readonly doubles: Float64Array;
+}
+
 /** Where records are read from: the data path's own table, or another thread's view of it. */
-export interface RecordSource {
+export interface RecordSource extends RecordMemory {
   /** The records there are room for. */
   readonly capacity: number;
   /** Records from here on were never used; a source without it knows so itself. Reading them would commit their memory. */
@@ -46,9 +53,6 @@ export interface RecordSource {
    * one that is being written).
    */
   read(record: number): number;
-  readonly words: Int32Array;
-  readonly bytes: Uint8Array;
-  readonly doubles: Float64Array;
 }
 
 /** Names by the ids that records hold; undefined for an id that means nothing any more. */
@@ -201,8 +205,9 @@ export function protocolName(protocol: number): string {
   }
 }
 
-function readFlow(source: RecordSource, at: number, record: number, names: FlowNames, nowMs: number): Flow {
-  const { words, bytes, doubles } = source;
+/** The flow whose record lies at `at`; `record` is its number in its table. */
+export function readFlow(memory: RecordMemory, at: number, record: number, names: FlowNames, nowMs: number): Flow {
+  const { words, bytes, doubles } = memory;
   const word = at * RECORD_WORDS;
   const byte = at * RECORD_BYTES;
   const double = at * RECORD_DOUBLES;
@@ -238,9 +243,12 @@ function readFlow(source: RecordSource, at: number, record: number, names: FlowN
   };
 }
 
+/** Whether the record that lies at `at` is wanted. */
+type RecordTest = (memory: RecordMemory, at: number) => boolean;
+
 /** A test on the raw record, so that what is filtered out costs no strings. Names are compared once per id. */
-function compileFilter(filter: FlowFilter, names: FlowNames): (source: RecordSource, at: number) => boolean {
-  const tests: Array<(source: RecordSource, at: number) => boolean> = [];
+export function compileFilter(filter: FlowFilter, names: FlowNames): RecordTest {
+  const tests: RecordTest[] = [];
   if (filter.state !== undefined) {
     const state = stateNumber(filter.state);
     tests.push(({ bytes }, at) => bytes[at * RECORD_BYTES + STATE] === state);
@@ -261,10 +269,10 @@ function compileFilter(filter: FlowFilter, names: FlowNames): (source: RecordSou
     tests.push(({ words }, at) => isWanted(words[at * RECORD_WORDS + SERVICE]!));
   }
   if (filter.backend !== undefined) tests.push(compileBackend(filter.backend, names));
-  return (source, at) => tests.every((test) => test(source, at));
+  return (memory, at) => tests.every((test) => test(memory, at));
 }
 
-function compileBackend(wanted: string, names: FlowNames): (source: RecordSource, at: number) => boolean {
+function compileBackend(wanted: string, names: FlowNames): RecordTest {
   const slash = wanted.lastIndexOf('/');
   const isService = rememberById((id) => slash < 0 || names.serviceName(id) === wanted.slice(0, slash));
   const name = wanted.slice(slash + 1);

@@ -13,6 +13,7 @@ import { formatIpv4 } from '../wire/address.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import { type Census, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
+import type { EventFeed } from './event-feed.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { type FlowFilter, filterMistake, listFlows, matchRecords } from './flows.js';
 import type { BackendIdentity, ServiceIdentity } from './identity.js';
@@ -31,6 +32,7 @@ import type {
   StatusView,
   TableView,
   TrafficView,
+  Watch,
 } from './view.js';
 
 /** Records the data path removes between two batches: well under 1 ms. */
@@ -41,6 +43,7 @@ export interface ObserverParts {
   readonly tun: Tun;
   readonly tables: { readonly tcp: TableMemory; readonly any: TableMemory };
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
+  readonly events: EventFeed;
   readonly desired: Desired;
   readonly path: DataPath;
   readonly clock: Clock;
@@ -85,6 +88,11 @@ export class Observer implements RunningWeir {
     const { readers, desired, clock } = this.#parts;
     this.#requireFilter(filter);
     return formatFlows(listFlows([readers.tcp, readers.any], desired.identities, clock.nowMs(), filter), format);
+  }
+
+  watch(filter: FlowFilter): Watch {
+    this.#requireFilter(filter);
+    return this.#parts.events.watch(filter);
   }
 
   async flush(filter: FlowFilter): Promise<FlushView> {

@@ -2,6 +2,7 @@ import { closeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
 import { requireConfig } from '../config/load.js';
+import { allocateEvents } from '../conntrack/events.js';
 import { allocateTable } from '../conntrack/memory.js';
 import { TableReader } from '../conntrack/table-reader.js';
 import { startDataPath } from '../datapath/data-path.js';
@@ -9,6 +10,7 @@ import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
 import { probeSocket } from './admin-socket.js';
 import { Desired } from './desired.js';
+import { EventFeed } from './event-feed.js';
 import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
@@ -124,6 +126,7 @@ class Runtime {
     const stateFile = this.#openStateFile(config, clock.nowMs());
     const tables = stateFile?.tables ?? { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
     const survivors = stateFile?.isResumed ? adoptSurvivors(tables) : undefined;
+    const events = allocateEvents();
     const desired = new Desired(config, clock.nowMs(), survivors);
     const path = await startDataPath({
       fd: tun.fd,
@@ -132,6 +135,7 @@ class Runtime {
       mtu,
       engine,
       tables: stateFile?.mapped ?? tables,
+      events,
       ...(gcIntervalMs === null ? {} : { gcIntervalMs }),
       snapshot: desired.snapshot,
       recovering: survivors === undefined,
@@ -150,7 +154,8 @@ class Runtime {
     const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
-    const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, log });
+    const feed = new EventFeed(events, desired.identities, clock);
+    const observer = new Observer({ version, tun, tables, readers, events: feed, desired, path, clock, reloader, log });
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });
     this.#undo.push({ step: 'admin', run: () => admin.close() });

@@ -1,6 +1,6 @@
 import type { Problem } from '../config/load.js';
 import type { FlowFormat } from './flow-formats.js';
-import type { FlowFilter } from './flows.js';
+import type { FlowFilter, FlowJson } from './flows.js';
 
 /**
  * What a running weir tells about itself and lets itself be told: the answers of the admin API, which the commands print. Sizes
@@ -145,6 +145,30 @@ export interface FlushView {
   readonly flushed: number;
 }
 
+/** What happened to a connection, and the connection as it was then: of a closed one, as it last was. */
+export interface FlowEventView extends FlowJson {
+  readonly at: string;
+  readonly event: 'created' | 'state' | 'closed';
+  /** Of `state`: the state before. */
+  readonly previous?: string;
+  /** Of `closed`: `expired`, `replaced`, `evicted`, `flushed` or `cut`. */
+  readonly cause?: string;
+}
+
+/** Events that cannot be told any more, at their place among the others. */
+export interface LostView {
+  readonly event: 'lost';
+  readonly count: number;
+}
+
+/** Somebody watches: events as they happen. */
+export interface Watch {
+  /** Lines of JSON, a FlowEventView or LostView each, as soon as there are any. The first call begins the watch. */
+  next(): Promise<string>;
+  /** Ends it, whether or not something is waited for; that never comes then. */
+  close(): void;
+}
+
 /** Every answer that is no success. */
 export interface ErrorView {
   readonly code: string;
@@ -162,6 +186,8 @@ export interface RunningWeir {
   overview(): Overview;
   /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
+  /** Events from now on. @throws WeirError USAGE on a bad filter */
+  watch(filter: FlowFilter): Watch;
   /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
   flush(filter: FlowFilter): Promise<FlushView>;
   /** Reads the file again and applies it. @throws WeirError; the old configuration is then still in use */

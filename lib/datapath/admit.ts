@@ -4,6 +4,7 @@ import { lookup } from '../balance/lookup.js';
 import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
+import { CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT } from '../conntrack/record.js';
 import { isReusable } from '../conntrack/tcp-tracker.js';
@@ -306,7 +307,7 @@ export class Admission implements PortProbe {
     if (reference < 0) return true;
     const record = reference >> 1;
     if (!table.isExpired(record, nowMs) && !(replaceClosing && isReusable(table, record, nowMs))) return false;
-    table.remove(record);
+    table.remove(record, CAUSE_REPLACED, nowMs);
     return true;
   }
 

@@ -1,3 +1,4 @@
+import { CAUSE_CUT } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
   BACKEND,
@@ -114,7 +115,7 @@ export class CutStage {
           : state !== REPLIED || this.#tellUnreachable(table, record);
       if (!told) return false;
     }
-    table.remove(record);
+    table.remove(record, CAUSE_CUT, this.#core.nowMs);
     this.#core.stats[STAT_CUT]! += 1;
     return true;
   }

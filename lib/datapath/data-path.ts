@@ -19,6 +19,8 @@ export interface DataPathOptions {
   readonly mtu: number;
   readonly engine: 'auto' | 'io_uring' | 'readwrite';
   readonly tables: Tables | MappedTables;
+  /** Memory of the ring that tells what happens to connections. */
+  readonly events: SharedArrayBuffer;
   /** `conntrack.gc.interval` when it is fixed. */
   readonly gcIntervalMs?: number;
   readonly snapshot: Snapshot;

@@ -2,6 +2,7 @@ import { lookup } from '../balance/lookup.js';
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
 import { openAny, trackAny } from '../conntrack/any-tracker.js';
+import { CAUSE_CUT, CAUSE_REPLACED, EVENT_CREATED, EVENT_STATE } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
   BACKEND,
@@ -15,6 +16,7 @@ import {
   RETURN,
   SEEN_NON_SYN,
   STATE,
+  STATE_FREE,
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
@@ -52,6 +54,9 @@ const UDP_FLOW = 2;
 const FRAGMENT = 3;
 const ICMP = 4;
 const OTHER = 5;
+
+/** Instead of a STATE, while nobody watches. */
+const UNWATCHED = -1;
 
 /**
  * The gateway's pipeline: a batch of packets in, each rewritten in place and transmitted, answered, passed on, held or dropped
@@ -210,7 +215,7 @@ export class Gateway {
     const record = reference >> 1;
     const isReply = (reference & 1) !== 0;
     if (table.isExpired(record, nowMs) || (!isReply && this.#startsAnew(table, record))) {
-      table.remove(record);
+      table.remove(record, CAUSE_REPLACED, nowMs);
       this.#unknown(table);
       return;
     }
@@ -239,6 +244,7 @@ export class Gateway {
     const core = this.#core;
     const { packet, bytes, view, snapshot, nowMs } = core;
     const { l4 } = packet;
+    const before = table.isWatched ? table.bytes[record * RECORD_BYTES + STATE]! : UNWATCHED;
     if (packet.protocol === ipv4.PROTO_TCP) {
       const flags = tcp.flags(bytes, l4);
       const payload = packet.at + packet.length - l4 - tcp.dataOffset(bytes, l4);
@@ -251,6 +257,7 @@ export class Gateway {
     } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
     else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
     account(table, record, isReply, packet.length, nowMs);
+    if (before !== UNWATCHED) this.#tell(table, record, before);
 
     const word = record * RECORD_WORDS;
     const { words } = table;
@@ -264,6 +271,13 @@ export class Gateway {
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
     rewrite(view, bytes, packet.at, l4, packet.protocol, source, destination, ports, packet.partial);
     core.forward();
+  }
+
+  /** Tells watchers what a packet did to the state of its record. */
+  #tell(table: FlowTable, record: number, before: number): void {
+    const { nowMs } = this.#core;
+    if (before === STATE_FREE) table.tell(EVENT_CREATED, 0, record, nowMs);
+    else if (table.bytes[record * RECORD_BYTES + STATE] !== before) table.tell(EVENT_STATE, before, record, nowMs);
   }
 
   /** No record: a new flow, something for weir to refuse, or not weir's. */
@@ -306,7 +320,7 @@ export class Gateway {
   #cut(table: FlowTable, record: number, isReply: boolean): void {
     const core = this.#core;
     core.noteFlow(table, record, isReply);
-    table.remove(record);
+    table.remove(record, CAUSE_CUT, core.nowMs);
     core.stats[STAT_CUT]! += 1;
     // A client's datagram is served anew by another backend; TCP is told.
     if (core.packet.protocol === ipv4.PROTO_TCP) core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);

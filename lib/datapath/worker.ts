@@ -1,6 +1,7 @@
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { WeirError } from '../base/errors.js';
 import { systemRandom } from '../base/random.js';
+import { CAUSE_FLUSHED, EventWriter } from '../conntrack/events.js';
 import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
 import { bootClock } from '../io/boot-clock.js';
@@ -26,6 +27,8 @@ export interface WorkerSetup {
   readonly mtu: number;
   readonly engine: 'auto' | 'io_uring' | 'readwrite';
   readonly tables: Tables | MappedTables;
+  /** Where what happens to connections is told (conntrack/events.ts). */
+  readonly events: SharedArrayBuffer;
   readonly gcIntervalMs: number | null;
   readonly snapshot: Snapshot;
   readonly recovering: boolean;
@@ -43,8 +46,9 @@ function main(): void {
   const { device, note } = openDevice(setup);
   try {
     const tables = attachTables(setup.tables);
-    const tcp = new FlowTable(tables.tcp);
-    const any = new FlowTable(tables.any);
+    const events = new EventWriter(setup.events);
+    const tcp = new FlowTable(tables.tcp, events);
+    const any = new FlowTable(tables.any, events);
     const pipeline = new Gateway({
       tcp,
       any,
@@ -70,7 +74,11 @@ function main(): void {
             post({ type: 'applied', version: message.snapshot.version });
             break;
           case 'flush':
-            post({ type: 'flushed', id: message.id, count: flush(message.table === 'tcp' ? tcp : any, message) });
+            post({
+              type: 'flushed',
+              id: message.id,
+              count: flush(message.table === 'tcp' ? tcp : any, message, clock.nowMs()),
+            });
             break;
           case 'stop':
             return false;
@@ -91,11 +99,11 @@ function main(): void {
 }
 
 /** Removes the records that still hold what the main thread saw in them. */
-function flush(table: FlowTable, { records, commits }: Extract<ToDataPath, { type: 'flush' }>): number {
+function flush(table: FlowTable, { records, commits }: Extract<ToDataPath, { type: 'flush' }>, nowMs: number): number {
   let count = 0;
   for (let i = 0; i < records.length; i++) {
     if (table.generation(records[i]!) !== commits[i]) continue;
-    table.remove(records[i]!);
+    table.remove(records[i]!, CAUSE_FLUSHED, nowMs);
     count++;
   }
   return count;

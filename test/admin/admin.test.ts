@@ -1,5 +1,5 @@
 import { existsSync, linkSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { createServer, request } from 'node:http';
+import { createServer, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -53,13 +53,17 @@ t.test('what is refused, and how', async (t) => {
     ['POST', '/v1/ct/flush?format=json', 400, /no parameter "format"/],
     ['GET', '/v1/ct?format=xml', 400, /no format "xml"/],
     ['GET', '/v1/ct?state=NOPE', 400, /no state/],
+    ['GET', '/v1/ct/watch?format=table', 400, /no format "table"/],
+    ['GET', '/v1/ct/watch?count=1', 400, /no parameter "count"/],
+    ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
+    ['POST', '/v1/ct/watch', 405, /does not take POST/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);
     t.match(await answer.json(), { code: 'USAGE', message, remedy: /./ });
   }
   t.equal((await app.request('/v1/reload')).headers.get('allow'), 'POST');
-  t.strictSame(weir.asked, ['list json {"state":"NOPE"}'], 'nothing was flushed or reloaded');
+  t.strictSame(weir.asked, ['list json {"state":"NOPE"}', 'watch {"state":"NOPE"}'], 'nothing was flushed or reloaded');
   const huge = await app.request('/v1/reload', {
     method: 'POST',
     body: 'x'.repeat(70_000),
@@ -92,6 +96,7 @@ t.test('the public part only reads', async (t) => {
     ['POST', '/v1/reload'],
     ['POST', '/v1/ct/flush'],
     ['GET', '/v1/ct'],
+    ['GET', '/v1/ct/watch'],
     ['GET', '/v1/services'],
   ] as const) {
     t.equal((await app.request(path, { method })).status, 404, path);
@@ -255,6 +260,37 @@ t.test('sockets', async (t) => {
     while (!isReturned) await setImmediate();
     t.pass('and the list ends with its reader');
     await admin.close();
+  });
+
+  t.test('a watch: each event at once, until its reader goes', async (t) => {
+    const socket = join(folder, 'watch.sock');
+    weir.events = ['{"event":"created"}\n', '{"event":"lost","count":2}\n{"event":"closed"}\n'];
+    const admin = await serveAdmin(weir, { socket, listen: null });
+    const reader = request({ socketPath: socket, path: '/v1/ct/watch?format=json&service=web', agent: false });
+    const response = await new Promise<IncomingMessage>((resolve) => reader.on('response', resolve).end());
+    t.equal(response.headers['content-type'], 'application/x-ndjson');
+    let text = '';
+    response.setEncoding('utf8').on('data', (chunk) => (text += chunk));
+    while (text.length < weir.events.join('').length) await setImmediate();
+    t.equal(text, weir.events.join(''));
+    t.equal(weir.asked.at(-1), 'watch {"service":"web"}');
+    const [watch] = weir.watches;
+    t.strictSame([watch!.asked, watch!.isClosed], [3, false], 'it waits for the next');
+    response.on('error', () => {});
+    reader.destroy();
+    while (!watch!.isClosed) await setImmediate();
+    t.pass('and ends with its reader, though nothing happens');
+
+    t.equal((await createApp(weir, 'all').request('/v1/ct/watch', { method: 'HEAD' })).status, 200);
+    t.equal(weir.watches.at(-1)!.asked, 0, 'a HEAD watches nothing');
+
+    weir.events = [];
+    const idle = get(socket, '/v1/ct/watch');
+    idle.catch(() => {});
+    while (weir.watches.at(-1)!.asked === 0) await setImmediate();
+    await admin.close();
+    await t.rejects(idle, 'closing waits for no watcher');
+    while (!weir.watches.at(-1)!.isClosed) await setImmediate();
   });
 });
 

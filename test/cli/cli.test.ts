@@ -2,6 +2,7 @@ import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
 import { serveAdmin } from '../../lib/admin/serve.js';
@@ -94,6 +95,7 @@ t.test('every command has help with an example', async (t) => {
     ['reload'],
     ['ct'],
     ['ct', 'list'],
+    ['ct', 'watch'],
     ['ct', 'stats'],
     ['ct', 'flush'],
     ['lab'],
@@ -119,6 +121,8 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['check', '-c', good, '--fast'], /unknown option '--fast'/],
     [['ct', 'list', '-o', 'xml'], /Allowed choices are table, json, cilium, conntrack\. See `weir ct list --help`/],
     [['ct', 'lst'], /unknown command 'lst'/],
+    [['ct', 'watch', '-o', 'cilium'], /Allowed choices are table, json\. See `weir ct watch --help`/],
+    [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
     [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
@@ -262,6 +266,94 @@ t.test('commands that talk to a running weir', async (t) => {
   t.match(nobody.stderr, /^weir: no weir answers on .*other\.sock\. Start it with/);
 });
 
+t.test('ct watch', async (t) => {
+  const running = new FakeWeir();
+  const socket = join(folder, 'watch.sock');
+  let admin = await serveAdmin(running, { socket, listen: null });
+  const watch = (...args: string[]): Promise<Outcome> => weir('ct', 'watch', ...args, '--socket', socket);
+  const flow = {
+    proto: 'tcp',
+    type: 'OUT',
+    client: '10.1.0.2:40000',
+    vip: '10.96.0.10:80',
+    backend: '10.2.0.11:8080',
+    service: 'web',
+    flags: ['SeenNonSyn'],
+    expiresIn: 8000,
+    packets: { original: 3, reply: 2 },
+    bytes: { original: 300, reply: 200 },
+  };
+  const at = '2026-01-02T03:04:05.678Z';
+  const lines = [
+    { at, event: 'created', ...flow, state: 'SYN_SENT' },
+    { at, event: 'state', previous: 'SYN_RECV', ...flow, state: 'ESTABLISHED' },
+    { event: 'lost', count: 12 },
+    { at, event: 'closed', cause: 'expired', ...flow, state: 'CLOSING' },
+  ].map((event) => `${JSON.stringify(event)}\n`);
+  // Where the stream is cut has no meaning.
+  const text = lines.join('');
+  running.events = [text.slice(0, 100), text.slice(100, 101), text.slice(101)];
+
+  t.test('as lines for people, losses apart', async (t) => {
+    const { code, stdout, stderr } = await watch('--count', '3');
+    t.equal(code, 0);
+    const [head, ...rows] = stdout.trimEnd().split('\n');
+    t.match(head, /^TIME \(UTC\) +EVENT +PROTO +CLIENT +VIP +BACKEND +SERVICE +STATE +PACKETS +BYTES +FLAGS$/);
+    const common = 'tcp 10.1.0.2:40000 10.96.0.10:80 10.2.0.11:8080 web';
+    t.strictSame(
+      rows.map((row) => row.replace(/ +/g, ' ')),
+      [
+        `03:04:05.678 created ${common} SYN_SENT 3/2 300/200 SeenNonSyn`,
+        `03:04:05.678 state ${common} SYN_RECV > ESTABLISHED 3/2 300/200 SeenNonSyn`,
+        `03:04:05.678 closed expired ${common} CLOSING 3/2 300/200 SeenNonSyn`,
+      ],
+    );
+    for (const title of ['PROTO', 'CLIENT', 'STATE', 'FLAGS']) {
+      for (const row of rows) t.equal(row[head!.indexOf(title) - 1], ' ', `${title} is above its column`);
+    }
+    t.equal(stderr, 'weir: 12 events lost, having come faster than they were taken.\n');
+  });
+
+  t.test('as JSON, losses among the events', async (t) => {
+    t.strictSame(await watch('-o', 'json', '--count', '3'), { code: 0, stdout: text, stderr: '' });
+    t.strictSame(await watch('-o', 'json', '--count', '1'), { code: 0, stdout: lines[0], stderr: '' });
+  });
+
+  t.test('filters reach weir, and what it refuses is said', async (t) => {
+    running.asked.length = 0;
+    await watch('--count', '1', '--service', 'web', '--backend', 'b1', '--client', '10.0.0.0/8', '--state', 'closed');
+    t.strictSame(running.asked, ['watch {"service":"web","backend":"b1","client":"10.0.0.0/8","state":"closed"}']);
+    t.strictSame(await watch('--state', 'NOPE'), {
+      code: 2,
+      stdout: '',
+      stderr: 'weir: no state is called "NOPE". Correct the filter.\n',
+    });
+  });
+
+  t.test('until a signal, or the end of weir', async (t) => {
+    running.events = [];
+    const begin = async (): Promise<{ outcome: Promise<Outcome> }> => {
+      const count = running.watches.length;
+      const outcome = watch('-o', 'json');
+      while ((running.watches[count]?.asked ?? 0) === 0) await setImmediate();
+      return { outcome };
+    };
+    for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+      const listeners = process.listenerCount(signal);
+      const { outcome } = await begin();
+      process.emit(signal);
+      t.strictSame(await outcome, { code: 0, stdout: '', stderr: '' }, signal);
+      t.equal(process.listenerCount(signal), listeners);
+    }
+    const { outcome } = await begin();
+    await admin.close();
+    t.match(await outcome, { code: 1, stderr: /^weir: weir ended in the middle of its answer\. See its log\.\n$/ });
+    t.match(await watch(), { code: 1, stdout: '', stderr: /^weir: no weir answers on / });
+    admin = await serveAdmin(running, { socket, listen: null });
+  });
+  t.teardown(() => admin.close());
+});
+
 const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
 const built = existsSync(fileURLToPath(new URL('../../dist/weir.js', import.meta.url)));
 
@@ -291,14 +383,15 @@ t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) =
     const socket = join(folder, 'pipe.sock');
     const admin = await serveAdmin(running, { socket, listen: null });
     t.teardown(() => admin.close());
-    const { code, stdout, stderr } = await exec('sh', [
-      '-c',
-      `"$0" "$1" ct list --socket "$2" | head -n 2`,
-      process.execPath,
-      program,
-      socket,
-    ]);
-    t.strictSame([code, stdout, stderr], [0, 'line\nline\n', '']);
+    running.events = Array.from({ length: 10_000 }, () => '{"event":"lost","count":1}\n');
+    for (const [command, line] of [
+      ['ct list', 'line\n'],
+      ['ct watch -o json', running.events[0]!],
+    ] as const) {
+      const script = `"$0" "$1" ${command} --socket "$2" | head -n 2`;
+      const { code, stdout, stderr } = await exec('sh', ['-c', script, process.execPath, program, socket]);
+      t.strictSame([code, stdout, stderr], [0, line + line, ''], command);
+    }
   });
 
   t.test('no stack traces, unless asked for', async (t) => {

@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import t from 'tap';
+import { CAUSE_FLUSHED } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../lib/conntrack/gc.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
@@ -164,7 +165,7 @@ class OnFlow implements fc.Command<Model, Real> {
     const entry = model.entries.get(record)!;
     switch (this.#name) {
       case 'remove':
-        real.table.remove(record);
+        real.table.remove(record, CAUSE_FLUSHED, model.nowMs);
         model.remove(record);
         break;
       case 'expire':

@@ -4,6 +4,7 @@ import { Worker } from 'node:worker_threads';
 import t from 'tap';
 import { seededRandom } from '../../lib/base/random.js';
 import { openAny, trackAny } from '../../lib/conntrack/any-tracker.js';
+import { CAUSE_FLUSHED } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import {
   allocateTable,
@@ -163,7 +164,7 @@ t.test('a record is found under both keys, and gone under both', async (t) => {
   t.ok(generation !== 0);
 
   table.words.fill(77, record * RECORD_WORDS + 16, (record + 1) * RECORD_WORDS);
-  table.remove(record);
+  table.remove(record, CAUSE_FLUSHED, 0);
   t.equal(original(0xffff0035 | 0, 17), -1);
   t.equal(table.find(9, -10, (53 << 16) | 4, 17, table.hash(9, -10, (53 << 16) | 4, 17)), -1);
   t.equal(table.touch(table.hash(-5, 6, 0xffff0035 | 0, 17)), -1);
@@ -179,7 +180,7 @@ t.test('a record is found under both keys, and gone under both', async (t) => {
   const oneWay = insertFlow(table, 2, 6, nowMs, TYPE_SVC);
   t.equal(findFlow(table, 2, 6), oneWay << 1);
   t.equal(insertFlow(table, 2 + (1 << 16), 6, nowMs, TYPE_SVC) > 0, true);
-  table.remove(oneWay);
+  table.remove(oneWay, CAUSE_FLUSHED, 0);
   t.equal(findFlow(table, 2, 6), -1);
 });
 
@@ -197,7 +198,7 @@ t.test('more keys in one home than a probe may go are refused, without harm', as
   t.equal(table.count, placed);
   for (let n = 0; n < placed; n++) t.equal(findFlow(table, n, 6) >> 1, n);
   t.equal(findFlow(table, placed, 6), -1, 'the refused one left no key behind');
-  table.remove(60);
+  table.remove(60, CAUSE_FLUSHED, 0);
   t.ok(live(table, 500, 0, HOUR) >= 0);
   t.equal(table.count, placed);
 });
@@ -348,7 +349,7 @@ t.test('lookups, packets and churn leave nothing on the heap', async (t) => {
       account(table, reference >> 1, false, 140, i);
       const record = insertFlow(table, 10_000 + i, 6, i);
       openTcp(table, record, SYN, i, 0, 500, 0, 7, i, TIMEOUTS);
-      if (i % 3 === 0) table.remove(record);
+      if (i % 3 === 0) table.remove(record, CAUSE_FLUSHED, i);
     }
   };
   churn(50_000);
@@ -366,7 +367,7 @@ t.test('a reader sees what is live, as one connection each', async (t) => {
   const reader = new TableReader(memory);
   t.equal(reader.read(0), -1);
   for (let n = 0; n < 50; n++) account(table, live(table, n, 0, n < 10 ? 1000 : HOUR), false, 1e10 + n, 0);
-  table.remove(20);
+  table.remove(20, CAUSE_FLUSHED, 0);
   t.equal(reader.countLive(500), 49);
   t.equal(reader.countLive(1000), 39, 'without the expired');
   const seen: number[] = [];
@@ -427,7 +428,7 @@ t.test('a reader on another thread never gets half a record', async (t) => {
       for (let i = 0; i < 5000; i++, n++) {
         const record = table.insert(6, TYPE_SVC, n, 7, n, 0, 0, 0, n, 1, 0);
         table.setExpiry(record, HOUR);
-        if (random() % 2 === 0) table.remove(record);
+        if (random() % 2 === 0) table.remove(record, CAUSE_FLUSHED, 0);
       }
     }
     await new Promise((resolve) => setImmediate(resolve));

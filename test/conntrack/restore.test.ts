@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
+import { CAUSE_FLUSHED } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../lib/conntrack/gc.js';
 import {
@@ -93,7 +94,8 @@ function checkWhole(table: FlowTable, expected: number): void {
   let added = 0;
   while (table.count < table.capacity && addFlow(table, 0x70000 + added) >= 0) added++;
   assert.equal(added, table.capacity - expected, 'every free record can be had');
-  for (let record = 0; record < table.capacity; record++) if (table.generation(record) !== 0) table.remove(record);
+  for (let record = 0; record < table.capacity; record++)
+    if (table.generation(record) !== 0) table.remove(record, CAUSE_FLUSHED, NOW);
   assert.equal(table.count, 0, 'and every record given up');
 }
 
@@ -116,13 +118,14 @@ t.test('whatever was done to a table, its records make it whole again', async (t
         const record = byFlow.get(n);
         const isIn = record !== undefined && table.generation(record) !== 0;
         if (what === 'add' && !isIn) byFlow.set(n, addFlow(table, n, state, n % 5 === 0 ? TYPE_SVC : undefined, nowMs));
-        else if (what === 'remove' && isIn) table.remove(record);
+        else if (what === 'remove' && isIn) table.remove(record, CAUSE_FLUSHED, nowMs);
         else if (what === 'expire' && isIn) table.setExpiry(record, nowMs);
         else if (what === 'collect') while (collector.slice(nowMs + 2000, 8));
         for (const [flow, at] of byFlow) if (at < 0 || table.generation(at) === 0) byFlow.delete(flow);
       }
       for (let record = 0; record < table.highWater; record++) {
-        if (table.generation(record) !== 0 && table.isExpired(record, nowMs)) table.remove(record);
+        if (table.generation(record) !== 0 && table.isExpired(record, nowMs))
+          table.remove(record, CAUSE_FLUSHED, nowMs);
       }
       const before = contents(table);
 

@@ -7,6 +7,7 @@
  */
 import { seededRandom } from '../../dist/base/random.js';
 import { openAny, trackAny } from '../../dist/conntrack/any-tracker.js';
+import { CAUSE_REPLACED } from '../../dist/conntrack/events.js';
 import { FlowTable } from '../../dist/conntrack/flow-table.js';
 import { GarbageCollector } from '../../dist/conntrack/gc.js';
 import { TYPE_OUT } from '../../dist/conntrack/record.js';
@@ -66,7 +67,7 @@ function churn() {
   }
   let record = find(tcp, 6, flow);
   if (record >= 0 && isReusable(tcp, record, nowMs)) {
-    tcp.remove(record);
+    tcp.remove(record, CAUSE_REPLACED, nowMs);
     record = -1;
   }
   if (record < 0) record = open(flow);

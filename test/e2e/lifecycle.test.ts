@@ -1,5 +1,9 @@
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import type { FlowJson } from '../../lib/control/flows.js';
+import type { FlowEventView } from '../../lib/control/view.js';
 import { HTTP_PORT, type Lab, VIP } from '../../lib/lab/topology.js';
 import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.js';
 import { needsRoot } from '../support/skip.js';
@@ -111,6 +115,47 @@ t.test('reload: a live flow stays, a bad file changes nothing', needsRoot(t, 'ip
   const direct = await lab.exec('client', 'curl', ['-s', '-m', '5', `http://10.2.0.11:${HTTP_PORT}/`]);
   t.match(direct.stdout, /"client":"10.1.0.2"/, 'a direct connection to a backend keeps working');
   t.equal(await weir.stop(), 0);
+});
+
+t.test('ct watch: a real connection from its SYN to its end', needsRoot(t, 'ip', 'curl'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  const weir = await lab.startWeir(gatewayConfig(lab));
+  const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
+  const options = ['--socket', weir.socket, '-o', 'json', '--service', 'web'];
+  const watch = lab.spawn('gw', 'watch', process.execPath, [program, 'ct', 'watch', ...options]);
+  const lines = (): string[] => readFileSync(watch.logPath, 'utf8').split('\n').slice(0, -1);
+  while (lines().length === 0) t.ok(await answers(lab));
+
+  const url = `http://${VIP}:${PORTS.dnat}/bytes/100000000`;
+  const download = lab.exec('client', 'curl', ['-s', '--limit-rate', '1M', '-o', '/dev/null', url]);
+  let flow: FlowJson | undefined;
+  while (flow === undefined) {
+    const { stdout } = await weir.command(['ct', 'list', '-o', 'json', '--state', 'ESTABLISHED']);
+    flow = (JSON.parse(stdout) as FlowJson[]).find(({ bytes }) => bytes.reply > 100_000);
+  }
+  const { client } = flow;
+  t.match(await weir.command(['ct', 'flush', '--client', client]), { stdout: '1 connection forgotten\n' });
+  const eventsOfIt = (): FlowEventView[] =>
+    lines()
+      .map((line) => JSON.parse(line) as FlowEventView)
+      .filter((event) => event.client === client);
+  while (!eventsOfIt().some(({ cause }) => cause === 'flushed')) await sleep(20);
+  const ofIt = eventsOfIt().slice(0, 4);
+  t.match(ofIt, [
+    { event: 'created', state: 'SYN_SENT', proto: 'tcp', vip: `${VIP}:${PORTS.dnat}`, service: 'web', at: /Z$/ },
+    { event: 'state', previous: 'SYN_SENT', state: 'SYN_RECV' },
+    { event: 'state', previous: 'SYN_RECV', state: 'ESTABLISHED' },
+    { event: 'closed', cause: 'flushed', state: 'ESTABLISHED' },
+  ]);
+  t.ok(ofIt[3]!.bytes.reply >= flow.bytes.reply, 'with the bytes it carried');
+  t.ok(ofIt.every((event, i) => i === 0 || event.at >= ofIt[i - 1]!.at));
+
+  t.equal(await weir.stop(), 0);
+  t.equal(await watch.ended, 1, 'the watch ends with weir');
+  t.equal(lines().at(-1), 'weir: weir ended in the middle of its answer. See its log.');
+  await lab.destroy();
+  await download;
 });
 
 t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {

@@ -7,6 +7,7 @@ import type {
   RunningWeir,
   ServiceView,
   StatusView,
+  Watch,
 } from '../../lib/control/view.js';
 
 /** A running weir without one: fixed answers, and a record of what it was asked. */
@@ -14,6 +15,9 @@ export class FakeWeir implements RunningWeir {
   readonly asked: string[] = [];
   backends: BackendView[] = [backend('b1'), backend('b2')];
   chunks: () => Iterable<string> = () => ['[]\n'];
+  /** What each watch is told, before it waits for ever. */
+  events: readonly string[] = [];
+  readonly watches: FakeWatch[] = [];
   refusal: WeirError | undefined;
 
   status(): StatusView {
@@ -101,6 +105,14 @@ export class FakeWeir implements RunningWeir {
     return this.chunks();
   }
 
+  watch(filter: FlowFilter): FakeWatch {
+    this.asked.push(`watch ${JSON.stringify(filter)}`);
+    if (filter.state === 'NOPE') throw new WeirError('USAGE', 'no state is called "NOPE"', 'Correct the filter.');
+    const watch = new FakeWatch(this.events);
+    this.watches.push(watch);
+    return watch;
+  }
+
   async flush(filter: FlowFilter) {
     this.asked.push(`flush ${JSON.stringify(filter)}`);
     return { flushed: 5 };
@@ -110,6 +122,25 @@ export class FakeWeir implements RunningWeir {
     this.asked.push('reload');
     if (this.refusal !== undefined) throw this.refusal;
     return { path: '/etc/weir.yaml', services: 1, backends: 2, removedBackends: 0, commands: [], tookMs: 3 };
+  }
+}
+
+class FakeWatch implements Watch {
+  /** How often it was asked for more. */
+  asked = 0;
+  isClosed = false;
+  readonly #chunks: readonly string[];
+
+  constructor(chunks: readonly string[]) {
+    this.#chunks = chunks;
+  }
+
+  async next(): Promise<string> {
+    return this.#chunks[this.asked++] ?? new Promise(() => {});
+  }
+
+  close(): void {
+    this.isClosed = true;
   }
 }
 

@@ -1,6 +1,7 @@
 import { seededRandom } from '../../lib/base/random.js';
 import { REASON_NAMES } from '../../lib/base/reasons.js';
 import { parseConfig } from '../../lib/config/load.js';
+import { allocateEvents, EventWriter } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
 import { STATE_NAMES } from '../../lib/conntrack/record.js';
@@ -10,6 +11,7 @@ import { Gateway } from '../../lib/datapath/gateway.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
+import { tcp } from '../fixtures/packets.js';
 
 export interface Outcome {
   readonly verdict: string;
@@ -32,6 +34,8 @@ export interface PipelineOptions {
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
+  /** The ring of both tables. */
+  readonly events = allocateEvents(256);
   readonly device = new MemoryDevice();
   readonly stats = allocateStats();
   readonly gateway: Gateway;
@@ -45,8 +49,9 @@ export class TestPipeline {
     { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
   ) {
     const secret = { k0: seed, k1: ~seed };
-    this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
-    this.any = new FlowTable(allocateTable(anyEntries, secret));
+    const events = new EventWriter(this.events);
+    this.tcp = new FlowTable(allocateTable(tcpEntries, secret), events);
+    this.any = new FlowTable(allocateTable(anyEntries, secret), events);
     this.gateway = new Gateway({
       tcp: this.tcp,
       any: this.any,
@@ -91,4 +96,32 @@ export class TestPipeline {
       out: i === 0 ? this.device.sent : [],
     }));
   }
+}
+
+/** A client of the VIP 10.96.0.10:80. */
+export const client = { src: '10.1.0.2', sport: 40000, dst: '10.96.0.10', dport: 80 };
+
+/** The packet's answer from a backend, as seen by the gateway. */
+export function reply(out: MemoryPacket, fields: object): Uint8Array {
+  const [src, dst] = [quad(out.bytes, 16), quad(out.bytes, 12)];
+  const l4 = (out.bytes[0]! & 15) * 4;
+  const [sport, dport] = [half(out.bytes, l4 + 2), half(out.bytes, l4)];
+  return tcp({ src, sport, dst, dport, ...fields });
+}
+
+export function quad(bytes: Uint8Array, at: number): string {
+  return bytes.subarray(at, at + 4).join('.');
+}
+
+export function half(bytes: Uint8Array, at: number): number {
+  return (bytes[at]! << 8) | bytes[at + 1]!;
+}
+
+/** Opens a connection and brings it to ESTABLISHED; returns its first outcome. */
+export function establish(pipeline: TestPipeline, from: typeof client = client): Outcome {
+  const first = pipeline.send(tcp({ ...from, flags: 'S', seq: 1000 }));
+  pipeline.send(reply(first.out[0]!, { flags: 'SA', seq: 5000, ack: 1001 }));
+  const third = pipeline.send(tcp({ ...from, flags: 'A', seq: 1001, ack: 5001 }));
+  if (third.state !== 'ESTABLISHED') throw new Error(`state is ${third.state}`);
+  return first;
 }

@@ -168,7 +168,7 @@ export class FlowTable {
     return this.#events.isWatched;
   }
 
-  /** Tells watchers of a record, when there are any: an EVENT_* and its detail. */
+  /** Tells watchers of a record, an EVENT_* and its detail; only for when there are any. */
   tell(kind: number, detail: number, record: number, nowMs: number): void {
     this.#events.write(kind, detail, this.words, record, nowMs);
   }

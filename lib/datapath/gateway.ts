@@ -273,7 +273,7 @@ export class Gateway {
     core.forward();
   }
 
-  /** Tells watchers what a packet did to the state of its record. */
+  /** Tells watchers what a packet did to the state of its record, if anything. */
   #tell(table: FlowTable, record: number, before: number): void {
     const { nowMs } = this.#core;
     if (before === STATE_FREE) table.tell(EVENT_CREATED, 0, record, nowMs);

@@ -1,5 +1,6 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate } from 'node:timers/promises';
@@ -349,6 +350,10 @@ t.test('ct watch', async (t) => {
     await admin.close();
     t.match(await outcome, { code: 1, stderr: /^weir: weir ended in the middle of its answer\. See its log\.\n$/ });
     t.match(await watch(), { code: 1, stdout: '', stderr: /^weir: no weir answers on / });
+    const brief = createServer((_request, response) => response.end());
+    await new Promise<void>((resolve) => brief.listen(socket, resolve));
+    t.match(await watch(), { code: 1, stdout: /^TIME/, stderr: /^weir: weir has ended\. See its log\.\n$/ });
+    await new Promise((resolve) => brief.close(resolve));
     admin = await serveAdmin(running, { socket, listen: null });
   });
   t.teardown(() => admin.close());

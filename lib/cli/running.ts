@@ -61,6 +61,11 @@ export async function ctFlush({
   await (output === 'json' ? printJson(view) : print(`${plural(view.flushed, 'connection')} forgotten\n`));
 }
 
-function filterOf({ service, backend, client, state }: FilterOptions): Record<string, string | undefined> {
+export function filterOf({
+  service,
+  backend,
+  client,
+  state,
+}: Omit<FilterOptions, 'socket'>): Record<string, string | undefined> {
   return { service, backend, client, state };
 }

@@ -15,6 +15,7 @@ export type LogEvent =
   | 'reload-refused'
   | 'drained'
   | 'flushed'
+  | 'imported'
   | 'device-failed'
   | 'step-failed'
   | 'stopping'

@@ -1,6 +1,7 @@
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { WeirError } from '../base/errors.js';
 import { systemRandom } from '../base/random.js';
+import { adoptSome, RecordRows } from '../conntrack/adopt.js';
 import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
@@ -31,6 +32,9 @@ export interface WorkerSetup {
   readonly recovering: boolean;
   readonly stats: Float64Array;
 }
+
+/** How long packets may wait for records to be taken in. */
+const ADOPT_MS = 0.5;
 
 const setup = workerData as WorkerSetup;
 
@@ -71,6 +75,12 @@ function main(): void {
           case 'flush':
             post({ type: 'flushed', id: message.id, count: flush(message.table === 'tcp' ? tcp : any, message) });
             break;
+          case 'adopt': {
+            const table = message.table === 'tcp' ? tcp : any;
+            const outcomes = adoptSome(table, new RecordRows(message.records), clock, ADOPT_MS);
+            post({ type: 'adopted', id: message.id, outcomes });
+            break;
+          }
           case 'stop':
             return false;
         }

@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { describe } from '../fixtures/packet-text.js';
 import { echoRequest, fragment, icmpError, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
-import { type Outcome, TestPipeline } from '../support/pipeline.js';
+import { half, type Outcome, quad, reply, TestPipeline } from '../support/pipeline.js';
 
 const B1 = '{ name: b1, address: 10.2.0.11, port: 8080 }';
 const B2 = '{ name: b2, address: 10.2.0.12, port: 8080 }';
@@ -12,22 +12,6 @@ function service(fields: string, backends = `${B1}, ${B2}`): string {
 }
 
 const client = { src: '10.1.0.2', sport: 40000, dst: '10.96.0.10', dport: 80 };
-
-/** The packet's answer from a backend, as seen by the gateway. */
-function reply(out: MemoryPacket, fields: object): Uint8Array {
-  const [src, dst] = [quad(out.bytes, 16), quad(out.bytes, 12)];
-  const l4 = (out.bytes[0]! & 15) * 4;
-  const [sport, dport] = [half(out.bytes, l4 + 2), half(out.bytes, l4)];
-  return tcp({ src, sport, dst, dport, ...fields });
-}
-
-function quad(bytes: Uint8Array, at: number): string {
-  return bytes.subarray(at, at + 4).join('.');
-}
-
-function half(bytes: Uint8Array, at: number): number {
-  return (bytes[at]! << 8) | bytes[at + 1]!;
-}
 
 function check(t: Test, outcome: Outcome): void {
   for (const { bytes, vnet } of outcome.out) t.same(verifyChecksums(bytes, vnet), [], describe(bytes));

@@ -1,12 +1,14 @@
 import { WeirError } from '../../lib/base/errors.js';
 import type { FlowFilter } from '../../lib/control/flows.js';
-import type {
-  BackendView,
-  ConntrackView,
-  Overview,
-  RunningWeir,
-  ServiceView,
-  StatusView,
+import {
+  type BackendView,
+  type ConntrackView,
+  type ImportView,
+  type Overview,
+  type RunningWeir,
+  type ServiceView,
+  SKIP_REASONS,
+  type StatusView,
 } from '../../lib/control/view.js';
 
 /** A running weir without one: fixed answers, and a record of what it was asked. */
@@ -15,6 +17,13 @@ export class FakeWeir implements RunningWeir {
   backends: BackendView[] = [backend('b1'), backend('b2')];
   chunks: () => Iterable<string> = () => ['[]\n'];
   refusal: WeirError | undefined;
+  /** What becomes of an import. */
+  takeBody = async (body: AsyncIterable<Uint8Array>): Promise<ImportView> => {
+    let bytes = 0;
+    for await (const chunk of body) bytes += chunk.length;
+    this.asked.push(`import ${bytes} bytes`);
+    return importView({});
+  };
 
   status(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
@@ -101,6 +110,15 @@ export class FakeWeir implements RunningWeir {
     return this.chunks();
   }
 
+  exportFlows(filter: FlowFilter): Iterable<string> {
+    this.asked.push(`export ${JSON.stringify(filter)}`);
+    return this.chunks();
+  }
+
+  async importFlows(body: AsyncIterable<Uint8Array>): Promise<ImportView> {
+    return this.takeBody(body);
+  }
+
   async flush(filter: FlowFilter) {
     this.asked.push(`flush ${JSON.stringify(filter)}`);
     return { flushed: 5 };
@@ -111,6 +129,11 @@ export class FakeWeir implements RunningWeir {
     if (this.refusal !== undefined) throw this.refusal;
     return { path: '/etc/weir.yaml', services: 1, backends: 2, removedBackends: 0, commands: [], tookMs: 3 };
   }
+}
+
+export function importView(fields: Partial<ImportView>, skipped: Partial<ImportView['skipped']> = {}): ImportView {
+  const none = Object.fromEntries(SKIP_REASONS.map((reason) => [reason, 0])) as ImportView['skipped'];
+  return { imported: 3, updated: 0, skipped: { ...none, ...skipped }, refused: [], complete: true, ...fields };
 }
 
 export function backend(name: string): BackendView {

@@ -4,12 +4,14 @@ import { parseConfig } from '../../lib/config/load.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
 import { STATE_NAMES } from '../../lib/conntrack/record.js';
+import { TableReader } from '../../lib/conntrack/table-reader.js';
 import { type Compiled, compile } from '../../lib/control/compile.js';
 import { Identities } from '../../lib/control/identity.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
+import { tcp } from '../fixtures/packets.js';
 
 export interface Outcome {
   readonly verdict: string;
@@ -32,6 +34,8 @@ export interface PipelineOptions {
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
+  /** As the main thread sees the tables. */
+  readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly device = new MemoryDevice();
   readonly stats = allocateStats();
   readonly gateway: Gateway;
@@ -45,8 +49,10 @@ export class TestPipeline {
     { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
   ) {
     const secret = { k0: seed, k1: ~seed };
-    this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
-    this.any = new FlowTable(allocateTable(anyEntries, secret));
+    const tables = { tcp: allocateTable(tcpEntries, secret), any: allocateTable(anyEntries, secret) };
+    this.tcp = new FlowTable(tables.tcp);
+    this.any = new FlowTable(tables.any);
+    this.readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
     this.gateway = new Gateway({
       tcp: this.tcp,
       any: this.any,
@@ -91,4 +97,20 @@ export class TestPipeline {
       out: i === 0 ? this.device.sent : [],
     }));
   }
+}
+
+/** The packet's answer from a backend, as seen by the gateway. */
+export function reply(out: MemoryPacket, fields: object): Uint8Array {
+  const [src, dst] = [quad(out.bytes, 16), quad(out.bytes, 12)];
+  const l4 = (out.bytes[0]! & 15) * 4;
+  const [sport, dport] = [half(out.bytes, l4 + 2), half(out.bytes, l4)];
+  return tcp({ src, sport, dst, dport, ...fields });
+}
+
+export function quad(bytes: Uint8Array, at: number): string {
+  return bytes.subarray(at, at + 4).join('.');
+}
+
+export function half(bytes: Uint8Array, at: number): number {
+  return (bytes[at]! << 8) | bytes[at + 1]!;
 }

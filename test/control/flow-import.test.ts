@@ -36,7 +36,7 @@ function dns(backends: string[]): string {
 }
 
 function config(...services: string[]): string {
-  return `snat: { addresses: [10.96.255.1] }\nservices:\n${services.map((each) => `  - ${each}\n`).join('')}`;
+  return `maglev: { tableSize: 251 }\nsnat: { addresses: [10.96.255.1] }\nservices:\n${services.map((each) => `  - ${each}\n`).join('')}`;
 }
 
 /** The old host, and the new one: another hash secret, another clock, other ids for the same things. */

@@ -8,7 +8,7 @@ import { RefusedConfig } from '../control/reloader.js';
 import type { ErrorView, RunningWeir } from '../control/view.js';
 import { createMetrics } from './metrics.js';
 
-/** No request has a body that matters. */
+/** Where no body matters. */
 const MAX_BODY_BYTES = 64 * 1024;
 
 interface Route {
@@ -16,6 +16,8 @@ interface Route {
   readonly path: string;
   /** Served on the TCP listener too. */
   readonly isPublic: boolean;
+  /** Its body is read as it comes, however long it is. */
+  readonly takesBody?: true;
   answer(context: Context, weir: RunningWeir): Response | Promise<Response>;
 }
 
@@ -27,6 +29,8 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/ct', isPublic: false, answer: listFlows },
   { method: 'GET', path: '/v1/ct/watch', isPublic: false, answer: watchFlows },
   { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
+  { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
+  { method: 'POST', path: '/v1/ct/import', isPublic: false, takesBody: true, answer: importFlows },
   { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
   { method: 'POST', path: '/v1/reload', isPublic: false, answer: reload },
 ];
@@ -44,13 +48,12 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
     },
   ];
   const app = new Hono();
-  app.use(
-    bodyLimit({
-      maxSize: MAX_BODY_BYTES,
-      onError: (context) => refuse(context, 413, `the body is larger than ${MAX_BODY_BYTES} bytes`, 'Send none.'),
-    }),
-  );
-  for (const { method, path, answer } of routes) {
+  const limit = bodyLimit({
+    maxSize: MAX_BODY_BYTES,
+    onError: (context) => refuse(context, 413, `the body is larger than ${MAX_BODY_BYTES} bytes`, 'Send none.'),
+  });
+  for (const { method, path, takesBody, answer } of routes) {
+    if (!takesBody) app.use(path, limit);
     app.on(method, path, (context) => answer(context, weir));
     app.all(path, (context) => {
       context.header('allow', method === 'GET' ? 'GET, HEAD' : method);
@@ -89,6 +92,18 @@ function watchFlows(context: Context, weir: RunningWeir): Response {
   return context.body(body, 200, { 'content-type': 'application/x-ndjson' });
 }
 
+function exportFlows(context: Context, weir: RunningWeir): Response {
+  const chunks = weir.exportFlows(queryOf(context, FILTER_KEYS));
+  return context.body(ReadableStream.from(paced(chunks)), 200, { 'content-type': 'application/x-ndjson' });
+}
+
+async function importFlows(context: Context, weir: RunningWeir): Promise<Response> {
+  queryOf(context, []);
+  // A refusal must reach a sender that is not done: to cancel the body would cut the connection.
+  const body = context.req.raw.body?.values({ preventCancel: true });
+  return context.json(await weir.importFlows(body ?? empty()));
+}
+
 async function flushFlows(context: Context, weir: RunningWeir): Promise<Response> {
   return context.json(await weir.flush(queryOf(context, FILTER_KEYS)));
 }
@@ -104,7 +119,7 @@ function queryOf<Key extends string>(context: Context, known: readonly Key[]): {
   const query = context.req.query();
   for (const key of Object.keys(query)) {
     if (known.includes(key as Key)) continue;
-    throw new WeirError('USAGE', `there is no parameter "${key}"`, `There are ${known.join(', ')}.`);
+    throw new WeirError('USAGE', `there is no parameter "${key}"`, `There are ${known.join(', ') || 'none'}.`);
   }
   return query as { [K in Key]?: string };
 }
@@ -122,6 +137,8 @@ async function* paced(chunks: Iterable<string>): AsyncGenerator<Uint8Array> {
     await setImmediate();
   }
 }
+
+async function* empty(): AsyncGenerator<Uint8Array> {}
 
 function answerError(context: Context, error: Error): Response {
   if (!(error instanceof WeirError)) {

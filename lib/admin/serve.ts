@@ -12,7 +12,10 @@ import { createApp } from './app.js';
 /** sun_path without its terminating zero. */
 const MAX_SOCKET_PATH_BYTES = 107;
 
-/** For whom does not finish a request; an idle connection is kept KEEP_ALIVE_MS. */
+/**
+ * For whom does not finish a request; an idle connection is kept KEEP_ALIVE_MS. On the UNIX socket only its head has to come
+ * in this time: an import takes as long as its sender does, and whoever may open that socket may do anything.
+ */
 const REQUEST_MS = 10_000;
 const KEEP_ALIVE_MS = 5000;
 const MAX_CONNECTIONS = 2048;
@@ -28,11 +31,11 @@ export async function serveAdmin(weir: RunningWeir, { socket, listen }: AdminPla
     await Promise.all(servers.map(closeServer));
   };
   try {
-    const local = makeServer(createApp(weir, 'all'));
+    const local = makeServer(createApp(weir, 'all'), 0);
     await listenOnSocket(local, socket);
     servers.push(local);
     if (listen !== null) {
-      const open = makeServer(createApp(weir, 'public'));
+      const open = makeServer(createApp(weir, 'public'), REQUEST_MS);
       await listenOn(open, listen).catch((error) => {
         throw tcpError(listen, error);
       });
@@ -45,9 +48,9 @@ export async function serveAdmin(weir: RunningWeir, { socket, listen }: AdminPla
   return { close };
 }
 
-function makeServer(app: Hono): Server {
+function makeServer(app: Hono, requestTimeout: number): Server {
   const server = createServer(
-    { headersTimeout: REQUEST_MS, requestTimeout: REQUEST_MS, keepAliveTimeout: KEEP_ALIVE_MS },
+    { headersTimeout: REQUEST_MS, requestTimeout, keepAliveTimeout: KEEP_ALIVE_MS },
     getRequestListener(app.fetch),
   );
   server.maxConnections = MAX_CONNECTIONS;

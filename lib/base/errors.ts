@@ -19,6 +19,7 @@ const TABLE = {
   NOT_SUPPORTED: 'This build or kernel cannot do what the configuration asks for.',
   CAPTURE_INVALID: 'The capture file cannot be read.',
   TIMELINE_INVALID: 'The timeline file has a mistake.',
+  FLOWS_INVALID: 'The file of connections cannot be imported.',
   STATE_FILE: 'The conntrack state file cannot be used.',
   USAGE: 'The command line is wrong.',
   LAB_FAILED: 'The lab could not be built or a check in it failed.',

@@ -1,4 +1,6 @@
-import { type IncomingMessage, request } from 'node:http';
+import { once } from 'node:events';
+import { type ClientRequest, type IncomingMessage, request } from 'node:http';
+import type { Readable } from 'node:stream';
 import { ERROR_MEANINGS, type ErrorCode, WeirError } from '../base/errors.js';
 import type { ErrorView } from '../control/view.js';
 
@@ -12,6 +14,10 @@ export interface Call {
   readonly signal?: AbortSignal;
   /** Called when weir has accepted it. */
   readonly accepted?: () => void | Promise<void>;
+  /** Sent as it comes and as fast as it is taken; destroyed once there is an answer. */
+  readonly body?: Readable;
+  /** Hears of each piece of the body that was handed over. */
+  readonly sent?: (chunk: Buffer) => void;
 }
 
 /** The JSON a call answers with. @throws WeirError NOT_RUNNING, NO_PERMISSION, or what the answer says */
@@ -41,20 +47,52 @@ export async function callStream(call: Call, sink: (chunk: string) => void | Pro
   if (!isSuccess) throw answerError(response.statusCode ?? 0, refusal);
 }
 
-function open({ socket, method = 'GET', path, query = {}, signal }: Call): Promise<IncomingMessage> {
+function open({ socket, method = 'GET', path, query = {}, signal, body, sent }: Call): Promise<IncomingMessage> {
   const parameters = new URLSearchParams();
   for (const [key, value] of Object.entries(query)) if (value !== undefined) parameters.set(key, value);
   return new Promise((resolve, reject) => {
     const where = { socketPath: socket, path: `${path}?${parameters}`, method };
     const message = request(signal === undefined ? where : { ...where, signal }, resolve);
     message.on('error', (error: NodeJS.ErrnoException) => reject(connectError(socket, error)));
-    message.end();
+    if (body === undefined) message.end();
+    else send(message, body, sent).catch(reject);
   });
+}
+
+async function send(message: ClientRequest, body: Readable, sent: Call['sent']): Promise<void> {
+  const over = new AbortController();
+  const { signal } = over;
+  message.once('close', () => over.abort());
+  message.once('response', (response) => {
+    over.abort();
+    // Answered in the middle of the body: nobody waits for the rest.
+    response.once('end', () => {
+      if (!message.writableEnded) message.destroy();
+    });
+  });
+  signal.addEventListener('abort', () => body.destroy());
+  // Before a body that is slow to come, it should be known whether anybody listens.
+  message.flushHeaders();
+  try {
+    for await (const chunk of body as AsyncIterable<Buffer>) {
+      const isTaken = message.write(chunk);
+      sent?.(chunk);
+      if (!isTaken) await once(message, 'drain', { signal });
+    }
+    message.end();
+  } catch (error) {
+    if (signal.aborted) return;
+    message.destroy();
+    throw new WeirError('FLOWS_INVALID', `the input broke off: ${(error as Error).message}`, 'Send it again.', error);
+  }
 }
 
 function connectError(socket: string, error: NodeJS.ErrnoException): WeirError {
   if (error.code === 'EACCES' || error.code === 'EPERM') {
     return new WeirError('NO_PERMISSION', `${socket} may not be opened`, 'Run this as the user weir runs as.', error);
+  }
+  if (error.code === 'ECONNRESET' || error.code === 'EPIPE') {
+    return new WeirError('NOT_RUNNING', 'weir ended before it had answered', 'See its log.', error);
   }
   return new WeirError(
     'NOT_RUNNING',

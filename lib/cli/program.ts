@@ -144,6 +144,21 @@ function addRunningCommands(program: Command): void {
   withSocket(command(ct, 'stats', 'Show how full the tables are, and drops by reason.', 'ct stats -o json'))
     .addOption(table())
     .action(async (options) => (await running()).ctStats(options));
+  const transfer = () => import('./transfer.js');
+  withFilter(
+    command(
+      ct,
+      'export',
+      'Write connections as JSON lines, for `ct import` on another host.',
+      'ct export | ssh other weir ct import -',
+    ),
+  ).action(async (options) => (await transfer()).ctExport(options));
+  withSocket(
+    command(ct, 'import', 'Take over connections that `ct export` wrote on another host.', 'ct import flows.jsonl'),
+  )
+    .argument('<file>', 'what `ct export` wrote; - for standard input')
+    .addOption(table())
+    .action(async (file, options) => (await transfer()).ctImport(file, options));
   withFilter(command(ct, 'flush', 'Forget connections: their next packets are unknown.', 'ct flush --backend web/b1'))
     .option('--all', 'every connection; needed when there is no filter')
     .addOption(table())

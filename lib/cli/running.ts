@@ -62,6 +62,11 @@ export async function ctFlush({
 }
 
 /** The part of a command's options that is a query of the admin API. */
-export function filterOf({ service, backend, client, state }: FilterOptions): Record<string, string | undefined> {
+export function filterOf({
+  service,
+  backend,
+  client,
+  state,
+}: Omit<FilterOptions, 'socket'>): Record<string, string | undefined> {
   return { service, backend, client, state };
 }

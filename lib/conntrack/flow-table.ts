@@ -301,7 +301,7 @@ export class FlowTable {
    * Takes up a record that is in memory already, with its COMMIT, but not in the index, in a list or counted: for making a table
    * whole (restore.ts). False, and nothing done, when one of its keys is another's.
    */
-  adopt(record: number, nowMs: number): boolean {
+  recover(record: number, nowMs: number): boolean {
     const { words, bytes } = this;
     const word = record * RECORD_WORDS;
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;

@@ -1,4 +1,5 @@
 import { PROTO_TCP } from '../wire/ipv4.js';
+import { classOf } from './adopt.js';
 import { FlowTable } from './flow-table.js';
 import {
   FREE_HEAD,
@@ -13,13 +14,10 @@ import {
 import {
   CLASS_CLOSING,
   CLASS_ESTABLISHED,
-  CLASS_HALF_OPEN,
   CLASS_MASK,
   CLOSED,
-  CLOSING,
   COMMIT,
   CREATED,
-  ESTABLISHED,
   EXPIRES,
   MARKS,
   NEXT,
@@ -79,7 +77,7 @@ export function restoreTable(memory: TableMemory, isTcp: boolean, nowMs: number)
     indexGeometry(memory.capacity).slots + INDEX_TAIL,
   ).fill(0);
   const table = new FlowTable(memory);
-  const { words, bytes } = table;
+  const { words, bytes, doubles } = table;
 
   let expired = 0;
   let damaged = 0;
@@ -90,9 +88,10 @@ export function restoreTable(memory: TableMemory, isTcp: boolean, nowMs: number)
     if (table.isExpired(record, nowMs)) expired++;
     else if (!isSound(table, record, isTcp, nowMs)) damaged++;
     else {
-      const fitting = classOf(table, record);
-      const at = record * RECORD_BYTES + MARKS;
-      bytes[at] = (bytes[at]! & ~CLASS_MASK) | fitting;
+      const at = record * RECORD_BYTES;
+      const packets = doubles[record * RECORD_DOUBLES + TX_PACKETS]!;
+      const fitting = classOf(bytes[at + TYPE]!, bytes[at + STATE]!, packets);
+      bytes[at + MARKS] = (bytes[at + MARKS]! & ~CLASS_MASK) | fitting;
       (fitting === CLASS_ESTABLISHED ? established : listed).push(record);
       continue;
     }
@@ -105,7 +104,7 @@ export function restoreTable(memory: TableMemory, isTcp: boolean, nowMs: number)
   let kept = 0;
   let highWater = 0;
   for (const record of [...established, ...listed]) {
-    if (table.adopt(record, nowMs)) {
+    if (table.recover(record, nowMs)) {
       kept++;
       highWater = Math.max(highWater, record + 1);
     } else {
@@ -120,15 +119,6 @@ export function restoreTable(memory: TableMemory, isTcp: boolean, nowMs: number)
     header[FREE_HEAD] = record;
   }
   return { kept, expired, damaged };
-}
-
-/** The class that a record's state asks for. A one-way entry becomes established by its third packet, not by its state. */
-function classOf({ bytes }: FlowTable, record: number): number {
-  const at = record * RECORD_BYTES;
-  const state = bytes[at + STATE]!;
-  if (state === CLOSING || state === CLOSED) return CLASS_CLOSING;
-  if (bytes[at + TYPE] === TYPE_SVC) return bytes[at + MARKS]! & CLASS_MASK;
-  return state === ESTABLISHED || state === REPLIED ? CLASS_ESTABLISHED : CLASS_HALF_OPEN;
 }
 
 function isSound({ words, bytes, doubles }: FlowTable, record: number, isTcp: boolean, nowMs: number): boolean {

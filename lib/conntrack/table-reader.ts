@@ -42,6 +42,7 @@ export class TableReader {
   /** The copy of the last record read. */
   readonly words = new Int32Array(RECORD_WORDS);
   readonly bytes = new Uint8Array(this.words.buffer);
+  readonly halves = new Uint16Array(this.words.buffer);
   readonly doubles = new Float64Array(this.words.buffer);
 
   readonly #words: Int32Array;

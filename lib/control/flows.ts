@@ -143,7 +143,10 @@ export function* listFlows(
   }
 }
 
-/** The record numbers that `listFlows` would list, for removing them: `weir ct flush`. */
+/**
+ * The record numbers that `listFlows` would list, for removing or exporting them. Each is in the source's `words`, `bytes` and
+ * `doubles` when its number comes.
+ */
 export function* matchRecords(
   source: RecordSource,
   names: FlowNames,

@@ -82,6 +82,11 @@ export class Identities {
     return identity;
   }
 
+  /** The backend of a service, configured or removed, that has an id. */
+  findBackend(service: number, address: number, port: number): BackendIdentity | undefined {
+    return this.#backends.get(`${service}/${formatEndpoint(address, port)}`);
+  }
+
   serviceById(id: number): ServiceIdentity | undefined {
     return this.#serviceRows[id];
   }

@@ -19,6 +19,7 @@ export type LogEvent =
   | 'reload-refused'
   | 'drained'
   | 'flushed'
+  | 'imported'
   | 'device-failed'
   | 'step-failed'
   | 'stopping'

@@ -14,17 +14,20 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import { type Census, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
+import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
+import { FlowImport } from './flow-import.js';
 import { type FlowFilter, filterMistake, listFlows, matchRecords } from './flows.js';
 import type { BackendIdentity, ServiceIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import type { Reloader } from './reloader.js';
-import { countParts } from './summary.js';
+import { countParts, plural } from './summary.js';
 import type {
   BackendView,
   ConfigView,
   ConntrackView,
   FlushView,
+  ImportView,
   Overview,
   ReloadView,
   RunningWeir,
@@ -53,7 +56,7 @@ export interface ObserverParts {
 
 /**
  * What the admin API sees of a running weir. Everything is read from memory that the data path writes, at the moment of the
- * question and without stopping it; only `flush` and `reload` ask it for something.
+ * question and without stopping it; only `flush`, `importFlows` and `reload` ask it for something.
  */
 export class Observer implements RunningWeir {
   readonly #parts: ObserverParts;
@@ -100,6 +103,30 @@ export class Observer implements RunningWeir {
     const flushed = (await this.#flushTable('tcp', filter)) + (await this.#flushTable('any', filter));
     this.#parts.log.info('flushed', `${flushed} connections forgotten`, { flushed, filter });
     return { flushed };
+  }
+
+  exportFlows(filter: FlowFilter): Iterable<string> {
+    const { readers, desired, clock, version } = this.#parts;
+    this.#requireFilter(filter);
+    return exportFlows([readers.tcp, readers.any], desired.identities, clock, filter, version);
+  }
+
+  async importFlows(body: AsyncIterable<Uint8Array>): Promise<ImportView> {
+    const { desired, path, clock, reloader, log } = this.#parts;
+    const flows = new FlowImport({
+      desired,
+      clock,
+      inTurn: (step) => reloader.inTurn(step),
+      adopt: (table, records) => path.adopt(table, records),
+    });
+    try {
+      await flows.run(body);
+    } finally {
+      const { imported, updated, skipped, complete } = flows.view;
+      const fields = { imported, updated, skipped, complete };
+      log.info('imported', `${plural(imported + updated, 'connection')} taken over`, fields);
+    }
+    return flows.view;
   }
 
   reload(): Promise<ReloadView> {

@@ -85,7 +85,7 @@ export class Reloader {
 
   /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
   reload(): Promise<ReloadView> {
-    return this.#inTurn(async () => {
+    return this.inTurn(async () => {
       try {
         const view = await this.#apply();
         this.#appliedAt = new Date();
@@ -151,10 +151,7 @@ export class Reloader {
     const census = takeCensus([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
     const { forgotten, kept } = desired.forget(census.backends);
     if (kept > 0 && !this.#isClosed) {
-      this.#sweepTimer = setTimeout(
-        () => void this.#inTurn(() => this.#sweepLater()).catch(() => {}),
-        SWEEP_MS,
-      ).unref();
+      this.#sweepTimer = setTimeout(() => void this.inTurn(() => this.#sweepLater()).catch(() => {}), SWEEP_MS).unref();
     }
     if (forgotten === 0) return [];
     const { commands } = await network.update(desired.config, desired.retainedNeeds());
@@ -184,7 +181,12 @@ export class Reloader {
     });
   }
 
-  #inTurn<T>(step: () => Promise<T>): Promise<T> {
+  /**
+   * Runs a step between two reloads, for what must not see the configuration, or the meaning of its ids, change.
+   *
+   * @throws WeirError NOT_RUNNING when weir is stopping
+   */
+  inTurn<T>(step: () => Promise<T>): Promise<T> {
     const result = this.#queue.then(() => {
       if (this.#isClosed) throw new WeirError('NOT_RUNNING', 'weir is stopping', 'Start it again.');
       return step();

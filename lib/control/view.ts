@@ -168,6 +168,31 @@ export interface Watch {
   /** Ends it, whether or not something is waited for; that never comes then. */
   close(): void;
 }
+export interface ImportView {
+  /** Connections that are here now and were not. */
+  readonly imported: number;
+  /** Connections that were here as an earlier copy. */
+  readonly updated: number;
+  /** The other lines, by reason; every reason is there. */
+  readonly skipped: Readonly<Record<SkipReason, number>>;
+  /** The first of those that are not here now. */
+  readonly refused: readonly { readonly line: number; readonly reason: SkipReason; readonly message: string }[];
+  /** The end of the export was among the lines: nothing was cut off. */
+  readonly complete: boolean;
+}
+
+export const SKIP_REASONS = [
+  'exists',
+  'malformed',
+  'unknown-service',
+  'unknown-backend',
+  'wrong-mode',
+  'hairpin-refused',
+  'tuple-taken',
+  'table-full',
+] as const;
+
+export type SkipReason = (typeof SKIP_REASONS)[number];
 
 /** Every answer that is no success. */
 export interface ErrorView {
@@ -190,6 +215,14 @@ export interface RunningWeir {
   watch(filter: FlowFilter): Watch;
   /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
   flush(filter: FlowFilter): Promise<FlushView>;
+  /** All that `importFlows` needs elsewhere, in chunks of text as `listFlows`. @throws WeirError USAGE on a bad filter */
+  exportFlows(filter: FlowFilter): Iterable<string>;
+  /**
+   * Takes in connections from the text of an export as it comes.
+   *
+   * @throws WeirError FLOWS_INVALID when it is none, or when `body` fails; what came before stays
+   */
+  importFlows(body: AsyncIterable<Uint8Array>): Promise<ImportView>;
   /** Reads the file again and applies it. @throws WeirError; the old configuration is then still in use */
   reload(): Promise<ReloadView>;
 }

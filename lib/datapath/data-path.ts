@@ -74,9 +74,10 @@ export class DataPath {
   readonly #exited: Promise<void>;
   readonly #applied = new Map<number, () => void>();
   readonly #flushed = new Map<number, (count: number) => void>();
+  readonly #adopted = new Map<number, (outcomes: Uint8Array) => void>();
   #isReady = false;
   #isEnding = false;
-  #flushId = 0;
+  #requestId = 0;
   #settleReady!: { resolve: () => void; reject: (error: WeirError) => void };
 
   constructor(
@@ -117,9 +118,24 @@ export class DataPath {
   /** Removes records that still hold the generation seen; resolves to how many did. */
   flush(table: 'tcp' | 'any', records: Int32Array, commits: Int32Array): Promise<number> {
     return new Promise((resolve) => {
-      const id = ++this.#flushId;
+      const id = ++this.#requestId;
       this.#flushed.set(id, resolve);
       this.#post({ type: 'flush', id, table, records, commits });
+    });
+  }
+
+  /**
+   * Has records taken in that were tracked elsewhere: the first of them, as many as can be without keeping packets waiting.
+   *
+   * @param records the whole of a buffer, RECORD_WORDS each
+   * @returns what became of those (conntrack/adopt.ts); empty when the data path has ended
+   */
+  adopt(table: 'tcp' | 'any', records: Int32Array): Promise<Uint8Array> {
+    if (this.#isEnding) return Promise.resolve(new Uint8Array(0));
+    return new Promise((resolve) => {
+      const id = ++this.#requestId;
+      this.#adopted.set(id, resolve);
+      this.#post({ type: 'adopt', id, table, records });
     });
   }
 
@@ -134,11 +150,17 @@ export class DataPath {
     clearTimeout(timer);
     this.#port.close();
     this.#wake.close();
-    // Whoever waits for an answer will not get one.
+    this.#releaseWaiting();
+  }
+
+  /** Whoever waits for an answer will not get one. */
+  #releaseWaiting(): void {
     for (const resolve of this.#applied.values()) resolve();
     for (const resolve of this.#flushed.values()) resolve(0);
+    for (const resolve of this.#adopted.values()) resolve(new Uint8Array(0));
     this.#applied.clear();
     this.#flushed.clear();
+    this.#adopted.clear();
   }
 
   #post(message: ToDataPath): void {
@@ -163,6 +185,10 @@ export class DataPath {
         this.#flushed.get(message.id)?.(message.count);
         this.#flushed.delete(message.id);
         break;
+      case 'adopted':
+        this.#adopted.get(message.id)?.(message.outcomes);
+        this.#adopted.delete(message.id);
+        break;
       case 'failed':
         this.#fail(new WeirError(message.code as ErrorCode, message.message, message.remedy));
         break;
@@ -174,6 +200,7 @@ export class DataPath {
   #fail(error: WeirError): void {
     if (this.#isEnding) return;
     this.#isEnding = true;
+    this.#releaseWaiting();
     if (this.#isReady) this.#onFailure(error);
     else this.#settleReady.reject(error);
   }

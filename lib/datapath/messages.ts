@@ -13,6 +13,14 @@ export type ToDataPath =
       readonly records: Int32Array;
       readonly commits: Int32Array;
     }
+  /** Take in records that were tracked elsewhere (conntrack/adopt.ts), as many as time allows; answered with `adopted`. */
+  | {
+      readonly type: 'adopt';
+      readonly id: number;
+      readonly table: 'tcp' | 'any';
+      /** The whole of a buffer, RECORD_WORDS each. */
+      readonly records: Int32Array;
+    }
   /** Finish the batch, close the device, leave. */
   | { readonly type: 'stop' };
 
@@ -21,5 +29,7 @@ export type FromDataPath =
   | { readonly type: 'ready'; readonly features: DeviceFeatures; readonly note: string }
   | { readonly type: 'applied'; readonly version: number }
   | { readonly type: 'flushed'; readonly id: number; readonly count: number }
+  /** One of adopt.ts's outcomes for each record that was taken. */
+  | { readonly type: 'adopted'; readonly id: number; readonly outcomes: Uint8Array }
   | { readonly type: 'failed'; readonly code: string; readonly message: string; readonly remedy: string }
   | { readonly type: 'stopped' };

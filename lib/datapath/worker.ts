@@ -1,6 +1,7 @@
 import { type MessagePort, receiveMessageOnPort, workerData } from 'node:worker_threads';
 import { WeirError } from '../base/errors.js';
 import { systemRandom } from '../base/random.js';
+import { adoptSome, RecordRows } from '../conntrack/adopt.js';
 import { CAUSE_FLUSHED, EventWriter } from '../conntrack/events.js';
 import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
@@ -34,6 +35,9 @@ export interface WorkerSetup {
   readonly recovering: boolean;
   readonly stats: Float64Array;
 }
+
+/** How long packets may wait for records to be taken in. */
+const ADOPT_MS = 0.5;
 
 const setup = workerData as WorkerSetup;
 
@@ -80,6 +84,12 @@ function main(): void {
               count: flush(message.table === 'tcp' ? tcp : any, message, clock.nowMs()),
             });
             break;
+          case 'adopt': {
+            const table = message.table === 'tcp' ? tcp : any;
+            const outcomes = adoptSome(table, new RecordRows(message.records), clock, ADOPT_MS);
+            post({ type: 'adopted', id: message.id, outcomes });
+            break;
+          }
           case 'stop':
             return false;
         }

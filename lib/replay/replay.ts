@@ -4,11 +4,11 @@ import { WeirError } from '../base/errors.js';
 import { REASON } from '../base/reasons.js';
 import type { Config } from '../config/config.js';
 import { requireConfig } from '../config/load.js';
+import { Progress } from '../control/progress.js';
 import { DIRECTION_NONE, DROP, VERDICT_NAMES } from '../datapath/verdict.js';
 import { CaptureFile, OutputFile } from '../io/capture-file.js';
 import { PcapDevice } from '../io/pcap-device.js';
 import { Journal } from './journal.js';
-import { Progress } from './progress.js';
 import { Session } from './session.js';
 import { clockMs, loadTimeline, type TimelineEvent, timelineError } from './timeline.js';
 
@@ -95,7 +95,7 @@ function run(
     onTransmit: (bytes, offset, length) => journal.emitted(bytes, offset, length),
   });
   const session = new Session(config, device, { seed: options.seed ?? 1, recovering: options.recovering ?? false });
-  const progress = new Progress(options.in);
+  const progress = new Progress(options.in, (packets) => `replayed ${packets} packets`);
   const verdicts = new Map<number, number>();
   let firstSeconds = 0;
   let firstNanoseconds = 0;

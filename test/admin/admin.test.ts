@@ -1,5 +1,6 @@
+import { once } from 'node:events';
 import { existsSync, linkSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
-import { createServer, type IncomingMessage, request } from 'node:http';
+import { type ClientRequest, createServer, type IncomingMessage, request } from 'node:http';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -9,7 +10,7 @@ import { createApp } from '../../lib/admin/app.js';
 import { serveAdmin } from '../../lib/admin/serve.js';
 import { WeirError } from '../../lib/base/errors.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
-import { backend, FakeWeir } from '../support/fake-weir.js';
+import { backend, FakeWeir, importView } from '../support/fake-weir.js';
 
 /** The series of a scrape: name and labels to value. */
 function series(text: string): Map<string, number> {
@@ -33,11 +34,20 @@ t.test('what each address answers', async (t) => {
   t.match(list.headers.get('content-type'), /text\/plain/);
   t.equal(await list.text(), '[]\n');
   t.match((await app.request('/v1/ct')).headers.get('content-type'), 'application/json');
+  const lines = await app.request('/v1/ct/export?backend=b1');
+  t.match(lines.headers.get('content-type'), 'application/x-ndjson');
+  t.equal(await lines.text(), '[]\n');
+  const body = 'x'.repeat(200_000);
+  t.strictSame(await (await app.request('/v1/ct/import', { method: 'POST', body })).json(), importView({}));
+  t.strictSame(await json('/v1/ct/import', 'POST'), importView({}));
   t.strictSame(weir.asked, [
     'reload',
     'flush {"backend":"web/b1"}',
     'list cilium {"service":"web","client":"10.0.0.0/8"}',
     'list json {}',
+    'export {"backend":"b1"}',
+    'import 200000 bytes',
+    'import 0 bytes',
   ]);
 });
 
@@ -50,6 +60,9 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/reload', 405, /does not take GET/],
     ['DELETE', '/v1/ct', 405, /does not take DELETE/],
     ['GET', '/v1/ct?servce=web', 400, /no parameter "servce"/],
+    ['GET', '/v1/ct/export?format=json', 400, /no parameter "format"/],
+    ['POST', '/v1/ct/import?service=web', 400, /no parameter "service"/],
+    ['GET', '/v1/ct/import', 405, /does not take GET/],
     ['POST', '/v1/ct/flush?format=json', 400, /no parameter "format"/],
     ['GET', '/v1/ct?format=xml', 400, /no format "xml"/],
     ['GET', '/v1/ct?state=NOPE', 400, /no state/],
@@ -95,6 +108,8 @@ t.test('the public part only reads', async (t) => {
   for (const [method, path] of [
     ['POST', '/v1/reload'],
     ['POST', '/v1/ct/flush'],
+    ['POST', '/v1/ct/import'],
+    ['GET', '/v1/ct/export'],
     ['GET', '/v1/ct'],
     ['GET', '/v1/ct/watch'],
     ['GET', '/v1/services'],
@@ -293,6 +308,124 @@ t.test('sockets', async (t) => {
     while (!weir.watches.at(-1)!.isClosed) await setImmediate();
   });
 });
+
+t.test('an import', async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weir-admin-'));
+  const socket = join(folder, 'weir.sock');
+  const weir = new FakeWeir();
+  const admin = await serveAdmin(weir, { socket, listen: null });
+  t.teardown(async () => {
+    await admin.close();
+    rmSync(folder, { recursive: true });
+  });
+  const open = (): { message: ClientRequest; answer: Promise<IncomingMessage> } => {
+    const message = request({ socketPath: socket, path: '/v1/ct/import', method: 'POST', agent: false });
+    return { message, answer: once(message, 'response').then(([response]) => response as IncomingMessage) };
+  };
+  const statusOf = async (answer: Promise<IncomingMessage>): Promise<number | undefined> => {
+    const response = await answer;
+    response.resume();
+    return response.statusCode;
+  };
+
+  t.test('takes its body as it comes, and others are served meanwhile', async (t) => {
+    const taken: string[] = [];
+    let hear = (): void => {};
+    weir.takeBody = async (body) => {
+      for await (const chunk of body) {
+        taken.push(Buffer.from(chunk).toString());
+        hear();
+      }
+      return importView({});
+    };
+    const { message, answer } = open();
+    for (const piece of ['one', 'two', 'three']) {
+      const heard = new Promise<void>((resolve) => {
+        hear = resolve;
+      });
+      message.write(piece);
+      await heard;
+      t.equal(taken.at(-1), piece, 'before the next is sent');
+      t.match(await get(socket, '/healthz'), 'ok');
+    }
+    message.end();
+    t.equal(await statusOf(answer), 200);
+  });
+
+  t.test('a sender that goes away ends it', async (t) => {
+    const { promise, resolve } = withResolvers<string>();
+    weir.takeBody = async (body) => {
+      try {
+        for await (const _ of body);
+        resolve('ended');
+      } catch (error) {
+        resolve('failed');
+        throw error;
+      }
+      return importView({});
+    };
+    const { message, answer } = open();
+    answer.catch(() => {});
+    message.write('x'.repeat(100_000), () => message.destroy());
+    t.equal(await promise, 'failed', 'what was cut off is no end');
+    t.match(await get(socket, '/healthz'), 'ok');
+  });
+
+  t.test('a refusal reaches a sender that is not done', async (t) => {
+    weir.takeBody = async (body) => {
+      for await (const _ of body) throw new WeirError('FLOWS_INVALID', 'line 1: no', 'Mend it.');
+      return importView({});
+    };
+    const { message, answer } = open();
+    message.on('error', () => {});
+    for (let i = 0; i < 50; i++) message.write('x'.repeat(100_000));
+    const response = await answer;
+    t.equal(response.statusCode, 422);
+    t.match(JSON.parse((await response.toArray()).join('')), { code: 'FLOWS_INVALID', message: 'line 1: no' });
+    message.destroy();
+  });
+
+  t.test('goes as fast as it is taken', async (t) => {
+    let taken = 0;
+    const { promise: go, resolve: release } = withResolvers<string>();
+    weir.takeBody = async (body) => {
+      for await (const chunk of body) {
+        if (taken === 0) await go;
+        taken += chunk.length;
+      }
+      return importView({});
+    };
+    const { message, answer } = open();
+    const pieces = 300;
+    let sent = 0;
+    const pump = (): void => {
+      while (sent < pieces) {
+        sent++;
+        if (!message.write(Buffer.alloc(65_536))) return;
+      }
+      message.end();
+    };
+    message.on('drain', pump);
+    pump();
+    let before = -1;
+    while (sent !== before) {
+      before = sent;
+      await setTimeout(50);
+    }
+    t.ok(sent > 1 && sent < 100, `${sent} pieces were taken of a sender nobody reads`);
+    release('');
+    t.equal(await statusOf(answer), 200);
+    t.equal(taken, pieces * 65_536);
+  });
+});
+
+function withResolvers<T>(): { promise: Promise<T>; resolve: (value: T) => void } {
+  let resolve!: (value: T) => void;
+  const promise = new Promise<T>((settle) => {
+    resolve = settle;
+  });
+  return { promise, resolve };
+}
 
 function get(socketPath: string, path: string): Promise<string> {
   return new Promise((resolve, reject) => {

@@ -1,4 +1,5 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
@@ -7,9 +8,10 @@ import { setImmediate } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
 import { serveAdmin } from '../../lib/admin/serve.js';
+import { WeirError } from '../../lib/base/errors.js';
 import { type Parts, type ReplayRequest, type RunRequest, runProgram } from '../../lib/cli/program.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
-import { FakeWeir } from '../support/fake-weir.js';
+import { FakeWeir, importView } from '../support/fake-weir.js';
 import { needsRoot } from '../support/skip.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'weir-cli-'));
@@ -99,6 +101,8 @@ t.test('every command has help with an example', async (t) => {
     ['ct', 'watch'],
     ['ct', 'stats'],
     ['ct', 'flush'],
+    ['ct', 'export'],
+    ['ct', 'import'],
     ['lab'],
     ['lab', 'up'],
     ['lab', 'demo'],
@@ -124,6 +128,8 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['ct', 'lst'], /unknown command 'lst'/],
     [['ct', 'watch', '-o', 'cilium'], /Allowed choices are table, json\. See `weir ct watch --help`/],
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
+    [['ct', 'import'], /missing required argument 'file'/],
+    [['ct', 'export', '-o', 'json'], /unknown option '-o'/],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
     [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
@@ -359,6 +365,112 @@ t.test('ct watch', async (t) => {
   t.teardown(() => admin.close());
 });
 
+t.test('ct export and ct import', async (t) => {
+  const running = new FakeWeir();
+  const socket = join(folder, 'transfer.sock');
+  const admin = await serveAdmin(running, { socket, listen: null });
+  t.teardown(() => admin.close());
+  const ask = (...args: string[]): Promise<Outcome> => weir('ct', ...args, '--socket', socket);
+
+  running.chunks = () => ['line 1\n', 'line 2\n'];
+  t.strictSame(await ask('export', '--service', 'web'), { code: 0, stdout: 'line 1\nline 2\n', stderr: '' });
+  const flows = write('flows.jsonl', 'x'.repeat(1_000_000));
+  t.strictSame(await ask('import', flows), { code: 0, stdout: '3 connections imported\n', stderr: '' });
+  t.strictSame(running.asked, ['export {"service":"web"}', 'import 1000000 bytes']);
+
+  const answers = async (view: ReturnType<typeof importView>, ...args: string[]): Promise<Outcome> => {
+    running.takeBody = async (body) => {
+      for await (const _ of body);
+      return view;
+    };
+    return ask('import', flows, ...args);
+  };
+  t.strictSame(await answers(importView({ imported: 1, updated: 2 }, { exists: 12 })), {
+    code: 0,
+    stdout: '1 connection imported, 2 brought up to date, 12 there already\n',
+    stderr: '',
+  });
+  const refused = [
+    { line: 3, reason: 'malformed', message: 'it is no JSON: x' },
+    { line: 9, reason: 'table-full', message: 'the table is full of established connections' },
+  ] as const;
+  t.strictSame(await answers(importView({ refused }, { malformed: 1, 'table-full': 4 })), {
+    code: 1,
+    stdout: '3 connections imported\n',
+    stderr:
+      'weir: 5 refused: malformed 1, table-full 4.\n  line 3: malformed: it is no JSON: x\n' +
+      '  line 9: table-full: the table is full of established connections\n  ...\n',
+  });
+  t.strictSame(await answers(importView({ complete: false })), {
+    code: 1,
+    stdout: '3 connections imported\n',
+    stderr: 'weir: the end of the export is missing: it was cut short. Export again.\n',
+  });
+  const json = await answers(importView({ refused: [refused[0]] }, { malformed: 1 }), '-o', 'json');
+  t.strictSame([json.code, json.stderr], [1, '']);
+  t.strictSame(JSON.parse(json.stdout), importView({ refused: [refused[0]] }, { malformed: 1 }));
+
+  running.takeBody = async (body) => {
+    for await (const _ of body) throw new WeirError('FLOWS_INVALID', 'line 1: no header', 'Mend it.');
+    return importView({});
+  };
+  t.strictSame(await ask('import', write('large.jsonl', 'x'.repeat(10_000_000))), {
+    code: 1,
+    stdout: '',
+    stderr: 'weir: line 1: no header. Mend it.\n',
+  });
+  for (const [file, message] of [
+    [
+      join(folder, 'none.jsonl'),
+      /^weir: cannot read .*none\.jsonl: it does not exist\. Name what `weir ct export` wrote/,
+    ],
+    [folder, /^weir: cannot read .*: it is a directory\./],
+  ] as const) {
+    const { code, stderr } = await ask('import', file);
+    t.equal(code, 1);
+    t.match(stderr, message);
+  }
+  const nobody = await weir('ct', 'import', flows, '--socket', join(folder, 'nobody.sock'));
+  t.equal(nobody.code, 1);
+  t.match(nobody.stderr, /^weir: no weir answers on/);
+
+  let cut: () => void = () => {};
+  running.takeBody = async (body) => {
+    cut();
+    for await (const _ of body);
+    return importView({});
+  };
+  const ended = new Promise<void>((resolve) => {
+    cut = () => resolve(admin.close());
+  });
+  t.match(await ask('import', write('larger.jsonl', 'x'.repeat(20_000_000))), { code: 1, stderr: /^weir: weir ended/ });
+  await ended;
+});
+
+t.test('a long import says how far it is, on a terminal', async (t) => {
+  const running = new FakeWeir();
+  const socket = join(folder, 'long.sock');
+  const admin = await serveAdmin(running, { socket, listen: null });
+  t.teardown(() => admin.close());
+  const flows = write('long.jsonl', 'line\n'.repeat(200_000));
+  const { isTTY } = process.stderr;
+  const { now } = performance;
+  let looks = 0;
+  let outcome: Outcome;
+  try {
+    process.stderr.isTTY = true;
+    performance.now = () => 500 * looks++; // half a second from look to look
+    outcome = await weir('ct', 'import', flows, '--socket', socket);
+  } finally {
+    process.stderr.isTTY = isTTY;
+    performance.now = now;
+  }
+  const { code, stderr } = outcome;
+  t.equal(code, 0);
+  t.match(stderr, /^\rsent \d+ lines, \d+ %/);
+  t.ok(stderr.endsWith('\r\u001b[K'), 'and wipes that in the end');
+});
+
 const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
 const built = existsSync(fileURLToPath(new URL('../../dist/weir.js', import.meta.url)));
 
@@ -397,6 +509,30 @@ t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) =
       const { code, stdout, stderr } = await exec('sh', ['-c', script, process.execPath, program, socket]);
       t.strictSame([code, stdout, stderr], [0, line + line, ''], command);
     }
+  });
+
+  t.test('export and import in a pipe', async (t) => {
+    const running = new FakeWeir();
+    running.chunks = function* () {
+      for (let i = 0; i < 100; i++) yield 'line\n'.repeat(5000);
+    };
+    const socket = join(folder, 'both.sock');
+    const admin = await serveAdmin(running, { socket, listen: null });
+    t.teardown(() => admin.close());
+    const pipe = (script: string): Promise<Outcome> => exec('bash', ['-c', script, process.execPath, program, socket]);
+    const both = await pipe('"$0" "$1" ct export --socket "$2" | "$0" "$1" ct import - --socket "$2"');
+    t.strictSame(both, { code: 0, stdout: '3 connections imported\n', stderr: '' });
+    t.strictSame(running.asked, ['export {}', 'import 2500000 bytes']);
+
+    running.takeBody = async (body) => {
+      for await (const _ of body) throw new WeirError('FLOWS_INVALID', 'line 1: no', 'Mend it.');
+      return importView({});
+    };
+    const endless = await pipe('yes | "$0" "$1" ct import - --socket "$2"; echo "$?"');
+    t.strictSame(endless, { code: 0, stdout: '1\n', stderr: 'weir: line 1: no. Mend it.\n' });
+    const silent = spawn(process.execPath, [program, 'ct', 'import', '-', '--socket', socket], { stdio: 'pipe' });
+    silent.stdin.write('\n');
+    t.strictSame(await once(silent, 'close'), [1, null], 'it does not wait for a sender that is silent');
   });
 
   t.test('no stack traces, unless asked for', async (t) => {

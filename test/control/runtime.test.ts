@@ -267,6 +267,28 @@ t.test('a running weir', options, async (t) => {
     t.strictSame(traces(), []);
   });
 
+  t.test('connections are written out, forgotten, and taken over again', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    sendDatagram();
+    const [before] = ask<{ client: string; backend: string }[]>('ct', 'list');
+    const exported = weir('ct', 'export', '--socket', socket);
+    t.strictSame([exported.code, exported.stdout.split('\n').length], [0, 4], 'header, flow, end');
+    const file = join(folder, 'flows.jsonl');
+    writeFileSync(file, exported.stdout);
+    weir('ct', 'flush', '--all', '--socket', socket);
+    t.strictSame(ask('ct', 'list'), []);
+    const imported = weir('ct', 'import', file, '--socket', socket);
+    t.strictSame(imported, { code: 0, stdout: '1 connection imported\n', stderr: '' });
+    const [after] = ask<{ client: string; backend: string }[]>('ct', 'list');
+    t.match(after, { client: before!.client, backend: before!.backend, service: 'dns', state: 'UNREPLIED' });
+    t.match(ask('ct', 'import', file), { imported: 0, skipped: { exists: 1 } });
+    t.match(await run.event('imported', 2), { imported: 0, skipped: { exists: 1 }, complete: true });
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
+  });
+
   t.test('the device goes away', async (t) => {
     write([B1]);
     for (const engine of ['io_uring', 'readwrite']) {

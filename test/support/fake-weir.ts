@@ -1,13 +1,15 @@
 import { WeirError } from '../../lib/base/errors.js';
 import type { FlowFilter } from '../../lib/control/flows.js';
-import type {
-  BackendView,
-  ConntrackView,
-  Overview,
-  RunningWeir,
-  ServiceView,
-  StatusView,
-  Watch,
+import {
+  type BackendView,
+  type ConntrackView,
+  type ImportView,
+  type Overview,
+  type RunningWeir,
+  type ServiceView,
+  SKIP_REASONS,
+  type StatusView,
+  type Watch,
 } from '../../lib/control/view.js';
 
 /** A running weir without one: fixed answers, and a record of what it was asked. */
@@ -19,6 +21,13 @@ export class FakeWeir implements RunningWeir {
   events: readonly string[] = [];
   readonly watches: FakeWatch[] = [];
   refusal: WeirError | undefined;
+  /** What becomes of an import. */
+  takeBody = async (body: AsyncIterable<Uint8Array>): Promise<ImportView> => {
+    let bytes = 0;
+    for await (const chunk of body) bytes += chunk.length;
+    this.asked.push(`import ${bytes} bytes`);
+    return importView({});
+  };
 
   status(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
@@ -113,6 +122,15 @@ export class FakeWeir implements RunningWeir {
     return watch;
   }
 
+  exportFlows(filter: FlowFilter): Iterable<string> {
+    this.asked.push(`export ${JSON.stringify(filter)}`);
+    return this.chunks();
+  }
+
+  async importFlows(body: AsyncIterable<Uint8Array>): Promise<ImportView> {
+    return this.takeBody(body);
+  }
+
   async flush(filter: FlowFilter) {
     this.asked.push(`flush ${JSON.stringify(filter)}`);
     return { flushed: 5 };
@@ -142,6 +160,11 @@ class FakeWatch implements Watch {
   close(): void {
     this.isClosed = true;
   }
+}
+
+export function importView(fields: Partial<ImportView>, skipped: Partial<ImportView['skipped']> = {}): ImportView {
+  const none = Object.fromEntries(SKIP_REASONS.map((reason) => [reason, 0])) as ImportView['skipped'];
+  return { imported: 3, updated: 0, skipped: { ...none, ...skipped }, refused: [], complete: true, ...fields };
 }
 
 export function backend(name: string): BackendView {

@@ -5,6 +5,7 @@ import { allocateEvents, EventWriter } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
 import { STATE_NAMES } from '../../lib/conntrack/record.js';
+import { TableReader } from '../../lib/conntrack/table-reader.js';
 import { type Compiled, compile } from '../../lib/control/compile.js';
 import { Identities } from '../../lib/control/identity.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
@@ -36,6 +37,8 @@ export class TestPipeline {
   readonly any: FlowTable;
   /** The ring of both tables. */
   readonly events = allocateEvents(256);
+  /** As the main thread sees the tables. */
+  readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly device = new MemoryDevice();
   readonly stats = allocateStats();
   readonly gateway: Gateway;
@@ -50,8 +53,10 @@ export class TestPipeline {
   ) {
     const secret = { k0: seed, k1: ~seed };
     const events = new EventWriter(this.events);
-    this.tcp = new FlowTable(allocateTable(tcpEntries, secret), events);
-    this.any = new FlowTable(allocateTable(anyEntries, secret), events);
+    const tables = { tcp: allocateTable(tcpEntries, secret), any: allocateTable(anyEntries, secret) };
+    this.tcp = new FlowTable(tables.tcp, events);
+    this.any = new FlowTable(tables.any, events);
+    this.readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
     this.gateway = new Gateway({
       tcp: this.tcp,
       any: this.any,

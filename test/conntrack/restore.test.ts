@@ -52,6 +52,7 @@ function addFlow(table: FlowTable, n: number, state = ESTABLISHED, type?: number
   const record = insertFlow(table, n, TCP, nowMs, type);
   table.bytes[record * RECORD_BYTES + STATE] = state;
   table.setExpiry(record, nowMs + 60_000);
+  if (state === ESTABLISHED) table.doubles[record * RECORD_DOUBLES + TX_PACKETS] = 3;
   if (state === ESTABLISHED) table.setClass(record, CLASS_ESTABLISHED, nowMs);
   if (state === CLOSING || state === CLOSED) table.setClass(record, CLASS_CLOSING, nowMs);
   return record;

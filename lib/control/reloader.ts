@@ -61,10 +61,12 @@ export class Reloader {
   #sweepTimer: NodeJS.Timeout | undefined;
   #isClosed = false;
   #appliedAt = new Date();
+  #appliedMs: number;
   #last: LastReload;
 
   constructor(parts: ReloaderParts) {
     this.#parts = parts;
+    this.#appliedMs = parts.clock.nowMs();
     this.#last = { success: true, at: this.#appliedAt, message: 'start' };
   }
 
@@ -77,6 +79,11 @@ export class Reloader {
     return this.#appliedAt;
   }
 
+  /** The same on the data path's clock, which nobody sets. */
+  get appliedMs(): number {
+    return this.#appliedMs;
+  }
+
   get last(): LastReload {
     return this.#last;
   }
@@ -87,6 +94,7 @@ export class Reloader {
       try {
         const view = await this.#apply();
         this.#appliedAt = new Date();
+        this.#appliedMs = this.#parts.clock.nowMs();
         this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
         this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
           services: view.services,

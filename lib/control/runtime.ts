@@ -12,6 +12,7 @@ import { Desired } from './desired.js';
 import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
+import { stepBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { countParts, sayCounts } from './summary.js';
 import { requireSupported } from './supported.js';
@@ -135,6 +136,7 @@ class Runtime {
     });
     this.#undo.push({ step: 'data path', run: () => path.stop() });
     log.info('engine', path.note, { ...path.features });
+    stepBack();
     if (this.#isEnding) return;
 
     const network = new NetworkSetup(config);

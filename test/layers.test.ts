@@ -32,9 +32,13 @@ function rankOf(name: string): number {
   return RANKS.findIndex((parts) => parts.includes(part));
 }
 
+function codeOf(text: string): string {
+  return text.replace(/\/\*[\s\S]*?\*\//g, '').replace(/^\s*\/\/.*$/gm, '');
+}
+
 /** Everything that `import`, `export ... from`, `import()`, and `new URL(..., import.meta.url)` of a Worker name. */
 function importsOf(text: string): string[] {
-  const code = text.replace(/\/\*[\s\S]*?\*\//g, '').replace(/^\s*\/\/.*$/gm, '');
+  const code = codeOf(text);
   const forms = [
     /\bfrom\s+'([^']+)'/g,
     /\bimport\s+'([^']+)'/g,
@@ -95,6 +99,15 @@ t.test('no cycles within a folder', async (t) => {
 t.test('system calls have one home', async (t) => {
   const users = files.filter(({ text }) => importsOf(text).includes('koffi')).map(({ name }) => name);
   t.strictSame(users, ['io/syscalls.ts']);
+});
+
+t.test('the wall clock is shown, and nothing is measured by it: a step changes nothing', async (t) => {
+  const shown = ['control', 'admin'];
+  for (const { name, text } of files) {
+    const code = codeOf(text);
+    t.notMatch(code, /\bDate\.now\b|\.getTime\(/, name);
+    if (!shown.includes(name.split('/')[0]!)) t.notMatch(code, /\bDate\b/, `${name} knows no date`);
+  }
 });
 
 t.test('files stay readable', async (t) => {

@@ -1,4 +1,5 @@
 import { WeirError } from '../base/errors.js';
+import { stepBack } from '../control/priority.js';
 import { plural, sayCounts } from '../control/summary.js';
 import type { ConntrackView, FlushView, ReloadView, ServiceView, StatusView } from '../control/view.js';
 import { callJson, callStream } from './client.js';
@@ -39,6 +40,7 @@ export async function reload({ socket, output }: SocketOptions & { output: Forma
 
 export async function ctList({ output, ...options }: FilterOptions & { output: string }): Promise<void> {
   const query = { ...filterOf(options), format: output };
+  stepBack();
   await callStream({ socket: options.socket, path: '/v1/ct', query }, print);
 }
 

@@ -198,14 +198,14 @@ export class Observer implements RunningWeir {
   }
 
   #config(): ConfigView {
-    const { desired, reloader } = this.#parts;
+    const { desired, reloader, clock } = this.#parts;
     const { success, at, message } = reloader.last;
     return {
       path: reloader.configPath,
       version: desired.snapshot.version,
       ...countParts(desired.config),
       appliedAt: reloader.appliedAt.toISOString(),
-      ageSeconds: seconds(Date.now() - reloader.appliedAt.getTime()),
+      ageSeconds: seconds(clock.nowMs() - reloader.appliedMs),
       lastReload: { success, at: at.toISOString(), message },
     };
   }

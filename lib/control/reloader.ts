@@ -61,10 +61,12 @@ export class Reloader {
   #sweepTimer: NodeJS.Timeout | undefined;
   #isClosed = false;
   #appliedAt = new Date();
+  #appliedMs: number;
   #last: LastReload;
 
   constructor(parts: ReloaderParts) {
     this.#parts = parts;
+    this.#appliedMs = parts.clock.nowMs();
     this.#last = { success: true, at: this.#appliedAt, message: 'start' };
     // Connections of an earlier run may need what the file no longer has.
     this.#queue = this.#sweepLater();
@@ -79,6 +81,11 @@ export class Reloader {
     return this.#appliedAt;
   }
 
+  /** The same on the data path's clock, which nobody sets. */
+  get appliedMs(): number {
+    return this.#appliedMs;
+  }
+
   get last(): LastReload {
     return this.#last;
   }
@@ -89,6 +96,7 @@ export class Reloader {
       try {
         const view = await this.#apply();
         this.#appliedAt = new Date();
+        this.#appliedMs = this.#parts.clock.nowMs();
         this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
         this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
           services: view.services,

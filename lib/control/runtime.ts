@@ -14,6 +14,7 @@ import { EventFeed } from './event-feed.js';
 import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
+import { stepBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { openStateFile, type StateFile } from './state-file.js';
 import { countParts, sayCounts } from './summary.js';
@@ -143,6 +144,7 @@ class Runtime {
     });
     this.#undo.push({ step: 'data path', run: () => path.stop() });
     log.info('engine', path.note, { ...path.features });
+    stepBack();
     if (this.#isEnding) return;
 
     const network = new NetworkSetup(config);

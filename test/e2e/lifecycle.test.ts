@@ -1,4 +1,4 @@
-import { existsSync, readFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
@@ -163,6 +163,7 @@ t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
   t.teardown(() => lab.destroy());
   for (const engine of ['io_uring', 'readwrite'] as const) {
     const weir = await lab.startWeir(gatewayConfig(lab, { engine }));
+    if (engine === 'io_uring') t.same(priorities(weir.pid), { control: 10, dataPath: 0 }, 'packets come first');
     const before = await cpuTicks(lab, weir.pid);
     await new Promise((resolve) => setTimeout(resolve, 5000));
     const used = (await cpuTicks(lab, weir.pid)) - before;
@@ -170,6 +171,17 @@ t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
     t.equal(await weir.stop(), 0);
   }
 });
+
+/** Niceness of the main thread, and of the one that waits in io_uring_enter. */
+function priorities(pid: number): { control: number; dataPath: number | undefined } {
+  const niceness = (task: string): number => {
+    const stat = readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8');
+    return Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[16]);
+  };
+  const tasks = readdirSync(`/proc/${pid}/task`);
+  const waiting = tasks.find((task) => readFileSync(`/proc/${pid}/task/${task}/syscall`, 'utf8').startsWith('426 '));
+  return { control: niceness(String(pid)), dataPath: waiting === undefined ? undefined : niceness(waiting) };
+}
 
 async function cpuTicks(lab: Lab, pid: number): Promise<number> {
   const { stdout } = await lab.exec('gw', 'cat', [`/proc/${pid}/stat`]);

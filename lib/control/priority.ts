@@ -1,0 +1,13 @@
+import { getPriority, setPriority } from 'node:os';
+
+/** How far control steps back: with all processors busy, a tenth of what a thread of ordinary priority gets. */
+const CONTROL_NICENESS = 10;
+
+/**
+ * Lowers the priority of the calling thread, and of those it will start: to list a million connections, to scrape or to
+ * reload must not take the processor from the packets. Those that run already, the data path's, keep theirs (Linux has it per
+ * thread).
+ */
+export function stepBack(): void {
+  setPriority(Math.max(getPriority(), CONTROL_NICENESS));
+}

@@ -31,6 +31,8 @@ export interface PipelineParts {
  */
 export class Core {
   readonly packet = new CurrentPacket();
+  /** Clients whose affinity is remembered at once; default AFFINITY_ENTRIES. */
+  readonly affinityEntries?: number;
   readonly results = makeResults(BATCH_PACKETS + 1);
   readonly tcp: FlowTable;
   readonly any: FlowTable;
@@ -49,6 +51,7 @@ export class Core {
 
   readonly #answer: Answer = { offset: 0, length: 0 };
 
+  readonly affinityEntries: number | undefined;
   constructor(parts: PipelineParts) {
     this.tcp = parts.tcp;
     this.any = parts.any;
@@ -66,6 +69,7 @@ export class Core {
 
   /** The VIP_* bits of an address, 0 when it is no VIP. */
   vipBits(address: number): number {
+    this.affinityEntries = parts.affinityEntries;
     return lookup(this.snapshot.vipIndex, address, 0, 0);
   }
 

@@ -1,5 +1,6 @@
 import { seededRandom } from '../../lib/base/random.js';
 import { REASON_NAMES } from '../../lib/base/reasons.js';
+import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
@@ -26,13 +27,16 @@ export interface PipelineOptions {
   readonly anyEntries?: number;
   readonly seed?: number;
   readonly recovering?: boolean;
+  /** Packets a batch may have: what most of a pipeline's memory is for. */
+  readonly batch?: number;
+  readonly affinityEntries?: number;
 }
 
-/** The gateway's pipeline on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
+/** The gateway's pipeline on a memory device, from a configuration or its text: packets in, outcomes out, time by hand. */
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
-  readonly device = new MemoryDevice();
+  readonly device: MemoryDevice;
   readonly stats = allocateStats();
   readonly gateway: Gateway;
   readonly identities = new Identities();
@@ -41,9 +45,17 @@ export class TestPipeline {
   nowMs = 1000;
 
   constructor(
-    config: string,
-    { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
+    config: string | Config,
+    {
+      tcpEntries = 1024,
+      anyEntries = 1024,
+      seed = 1,
+      recovering = false,
+      batch,
+      affinityEntries,
+    }: PipelineOptions = {},
   ) {
+    this.device = new MemoryDevice(batch);
     const secret = { k0: seed, k1: ~seed };
     this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
     this.any = new FlowTable(allocateTable(anyEntries, secret));
@@ -54,19 +66,25 @@ export class TestPipeline {
       random: seededRandom(seed),
       stats: this.stats,
       ...(recovering ? { recoveringSince: this.nowMs } : {}),
+      ...(affinityEntries === undefined ? {} : { affinityEntries }),
     });
     this.configure(config);
   }
 
-  configure(text: string): void {
-    const { config, problems } = parseConfig(text);
-    if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
-    this.compiled = compile(config, this.identities, {
+  configure(source: string | Config): void {
+    this.compiled = compile(typeof source === 'string' ? parse(source) : source, this.identities, {
       isUp: (backend) => !this.down.has(backend),
       nowMs: this.nowMs,
       ...(this.compiled ? { previous: this.compiled } : {}),
     });
     this.gateway.use(this.compiled.snapshot);
+  }
+
+  /** Runs what is due by time, until nothing is, and returns what came out. */
+  flushDue(): readonly MemoryPacket[] {
+    this.device.sent = [];
+    while (this.gateway.flushDue(this.nowMs) <= this.nowMs);
+    return this.device.sent;
   }
 
   /** One packet in a batch of its own. */
@@ -91,4 +109,10 @@ export class TestPipeline {
       out: i === 0 ? this.device.sent : [],
     }));
   }
+}
+
+function parse(text: string): Config {
+  const { config, problems } = parseConfig(text);
+  if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
+  return config;
 }

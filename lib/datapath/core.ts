@@ -150,6 +150,12 @@ export class Core {
 
   /** Sends what `build` made of the packet, if an answer is due and within the limits. */
   answer(
+  /** The packet has been answered in other slots than its own. */
+  answered(reason: number): void {
+    this.#settle(REPLY, reason);
+    this.output.release(this.packet.slot);
+  }
+
     build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void,
     reason: number,
   ): void {

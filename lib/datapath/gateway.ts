@@ -292,7 +292,10 @@ export class Gateway {
     if (picked !== SENT_STATELESS) this.#passOn();
   }
 
+    const isTcp = core.packet.protocol === ipv4.PROTO_TCP;
   /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
+    // A client's datagram is served anew by another backend.
+    const told = isTcp || isReply ? this.#cuts.tell(table, record) : 0;
   #passOn(): void {
     const core = this.#core;
     const { packet, snapshot } = core;
@@ -302,16 +305,17 @@ export class Gateway {
     else core.pass();
   }
 
-  /** The drain time of the flow's backend is over, and the sweep has not come to it yet. */
+  /** The drain time of the flow's backend is over, and the sweep has not come to it yet: it ends here, and both ends are told. */
   #cut(table: FlowTable, record: number, isReply: boolean): void {
     const core = this.#core;
     core.noteFlow(table, record, isReply);
     table.remove(record);
     core.stats[STAT_CUT]! += 1;
-    // A client's datagram is served anew by another backend; TCP is told.
-    if (core.packet.protocol === ipv4.PROTO_TCP) core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
-    else if (isReply) core.drop(REASON['untracked-reply']);
-    else this.#unknown(table);
+    if (!isTcp) {
+      if (isReply) core.drop(REASON['untracked-reply']);
+      else this.#unknown(table);
+    } else if (told > 0) core.answered(REASON['rst-mid-stream']);
+    else core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
   }
 
   /** A fragment of TCP or UDP. */

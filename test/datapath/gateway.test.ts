@@ -1,4 +1,5 @@
 import t from 'tap';
+import { STAT_CUT } from '../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { describe } from '../fixtures/packet-text.js';
 import { echoRequest, fragment, icmpError, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
@@ -322,6 +323,56 @@ t.test('flows are cut at the end of the drain time, or at once under onRemove: r
     t.match(pipeline.send(tcp({ ...client, flags: 'S', seq: 9000 })), { verdict: 'forward', backend: 'b2' });
     t.equal(pipeline.device.slotsHeld, 0);
   }
+});
+
+t.test('a packet that comes before the sweep ends its flow as well, and both ends hear of it', async (t) => {
+  for (const side of ['client', 'backend'] as const) {
+    const pipeline = new TestPipeline(service('onRemove: reset,', B1));
+    const first = establish(pipeline);
+    pipeline.configure(service('onRemove: reset,', B2));
+    const packet =
+      side === 'client'
+        ? tcp({ ...client, flags: 'PA', seq: 1001, ack: 5001, payload: 9 })
+        : reply(first.out[0]!, { flags: 'PA', seq: 5001, ack: 1001, payload: 9 });
+    const outcome = pipeline.send(packet);
+    t.match(outcome, { verdict: 'reply', reason: 'rst-mid-stream', backend: 'b1' });
+    check(t, outcome);
+    const [toClient, toBackend] = outcome.out.map(({ bytes }) => describe(bytes));
+    t.match(toClient, /10\.96\.0\.10:80 > 10\.1\.0\.2:40000 RA? .*seq=5001/);
+    t.match(toBackend, /10\.1\.0\.2:40000 > 10\.2\.0\.11:8080 RA? .*seq=1001/);
+    t.equal(pipeline.flushDue().length, 0, 'once');
+    t.equal(pipeline.stats[STAT_CUT], 1);
+    t.equal(pipeline.device.slotsHeld, 0);
+  }
+});
+
+t.test('a deadline in the millisecond of a sweep for another is kept', async (t) => {
+  const both = TWO_VIPS.replaceAll('BACKENDS', B1).replaceAll('backends', 'onRemove: reset, backends');
+  const pipeline = new TestPipeline(both);
+  establish(pipeline);
+  const second = { ...client, sport: 7, dst: '10.96.0.11' };
+  establish(pipeline, second);
+  const withoutOne = both.replace(/\n.*one.*/, '');
+  pipeline.configure(withoutOne);
+  t.equal(pipeline.flushDue().length, 2);
+  pipeline.configure(withoutOne.replace(B1, B2));
+  t.equal(pipeline.flushDue().length, 2);
+  t.equal(pipeline.tcp.count, 0);
+});
+
+t.test('what has expired is not cut, what was picked up in the middle is not reset', async (t) => {
+  const pipeline = new TestPipeline(service('drainTimeout: 10s,', B1));
+  pipeline.send(tcp({ ...client, flags: 'A', seq: 7, ack: 8, payload: 9 }));
+  pipeline.configure(service('drainTimeout: 10s,', B2));
+  pipeline.nowMs += 10_000;
+  t.equal(pipeline.flushDue().length, 0, 'its numbers are unknown');
+  t.equal(pipeline.stats[STAT_CUT], 1);
+  pipeline.send(tcp({ ...client, flags: 'S', seq: 7 }));
+  pipeline.configure(service('drainTimeout: 60s,', B1));
+  pipeline.nowMs += 60_000;
+  t.equal(pipeline.flushDue().length, 0, 'its time was over anyway');
+  t.equal(pipeline.stats[STAT_CUT], 1);
+  t.equal(pipeline.tcp.count, 0);
 });
 
 t.test('a backend that becomes a VIP keeps no flow: its packets would come back', async (t) => {

@@ -293,10 +293,12 @@ t.test('TCP Fast Open: data in the SYN', async (t) => {
   t.equal(new Connection().client({ flags: 'S', payload: 700 }).backend({ flags: 'SA', ack: 1 }).state, 'SYN_SENT');
 });
 
-t.test('a SYN that comes again after its data was acknowledged is a repeat', async (t) => {
+t.test('a SYN or SYN-ACK that comes again after its data was acknowledged is a repeat', async (t) => {
   const c = new Connection().client({ flags: 'S', payload: 300 });
   c.backend({ flags: 'SA', ack: -300 }).backend({ flags: 'A', payload: 1000 });
   t.equal(c.client({ flags: 'S', at: 1000, payload: 300 }).state, 'SYN_RECV');
+  // So is a SYN-ACK: an ACK that is too old to establish anything may have acknowledged what followed it.
+  c.client({ flags: 'A', seq: -400 }).backend({ flags: 'SA', at: 700_000, ack: -300 });
   t.equal(c.client({ flags: 'A' }).state, 'ESTABLISHED');
 });
 

@@ -18,7 +18,7 @@ import {
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
-import { account, isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
+import { isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
 import type { PacketBatch } from '../io/device.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
@@ -31,17 +31,7 @@ import { CutStage } from './cut.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
-import {
-  BACKEND_FLAGS,
-  BACKEND_WORDS,
-  COUNTER_ROWS,
-  COUNTER_RX_BYTES,
-  COUNTER_RX_PACKETS,
-  COUNTER_TX_BYTES,
-  COUNTER_TX_PACKETS,
-  type Snapshot,
-  TAKES_NEW,
-} from './snapshot.js';
+import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import type { Results } from './verdict.js';
 
@@ -250,15 +240,12 @@ export class Gateway {
       else trackTcp(table, record, isReply, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
     } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
     else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
-    account(table, record, isReply, packet.length, nowMs);
+    core.account(table, record, isReply);
 
     const word = record * RECORD_WORDS;
     const { words } = table;
     core.noteFlow(table, record, isReply);
     // Either direction leaves as the reverse of the other's key.
-    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_PACKETS : COUNTER_TX_PACKETS)]! += 1;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
     const source = words[word + (isReply ? VIP : RETURN)]!;
     const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
@@ -292,10 +279,7 @@ export class Gateway {
     if (picked !== SENT_STATELESS) this.#passOn();
   }
 
-    const isTcp = core.packet.protocol === ipv4.PROTO_TCP;
   /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
-    // A client's datagram is served anew by another backend.
-    const told = isTcp || isReply ? this.#cuts.tell(table, record) : 0;
   #passOn(): void {
     const core = this.#core;
     const { packet, snapshot } = core;
@@ -308,7 +292,10 @@ export class Gateway {
   /** The drain time of the flow's backend is over, and the sweep has not come to it yet: it ends here, and both ends are told. */
   #cut(table: FlowTable, record: number, isReply: boolean): void {
     const core = this.#core;
+    const isTcp = core.packet.protocol === ipv4.PROTO_TCP;
     core.noteFlow(table, record, isReply);
+    // A client's datagram is served anew by another backend.
+    const told = isTcp || isReply ? this.#cuts.tell(table, record) : 0;
     table.remove(record);
     core.stats[STAT_CUT]! += 1;
     if (!isTcp) {
@@ -327,6 +314,7 @@ export class Gateway {
       return;
     }
     const id = ipv4.identification(bytes, packet.at);
+    packet.leads = true;
     packet.ports = tcp.ports(view, packet.l4);
     packet.hash = core.tableOf(packet.protocol).hash(packet.source, packet.destination, packet.ports, packet.protocol);
     this.#flow();

@@ -59,7 +59,7 @@ export class FragmentTracker<Decision> {
    * signed words, protocol, identification.
    */
   remember(source: number, destination: number, protocol: number, id: number, decision: Decision, nowMs: number): void {
-    this.#decisions.set(keyOf(source, destination, protocol, id), {
+    this.#decisions.set(keyOfDatagram(source, destination, protocol, id), {
       decision,
       expiresMs: nowMs + FRAGMENT_LIFETIME_MS,
     });
@@ -67,7 +67,7 @@ export class FragmentTracker<Decision> {
 
   /** The decision that holds for a fragment which is not the first, or undefined when its first has not come. */
   lookup(source: number, destination: number, protocol: number, id: number, nowMs: number): Decision | undefined {
-    const key = keyOf(source, destination, protocol, id);
+    const key = keyOfDatagram(source, destination, protocol, id);
     const entry = this.#decisions.get(key);
     if (entry === undefined) return undefined;
     if (nowMs < entry.expiresMs) return entry.decision;
@@ -83,7 +83,7 @@ export class FragmentTracker<Decision> {
    */
   hold(view: DataView, bytes: Uint8Array, at: number, length: number, nowMs: number): number {
     if (this.#held.size >= HELD_FRAGMENTS) return REASON['fragment-limit'];
-    const key = keyOf(
+    const key = keyOfDatagram(
       ipv4.source(view, at),
       ipv4.destination(view, at),
       ipv4.protocol(bytes, at),
@@ -109,7 +109,7 @@ export class FragmentTracker<Decision> {
    */
   release(source: number, destination: number, protocol: number, id: number): readonly HeldFragment[] {
     if (this.#held.size === 0) return NONE;
-    const key = keyOf(source, destination, protocol, id);
+    const key = keyOfDatagram(source, destination, protocol, id);
     const fragments = this.#waiting.get(key);
     if (fragments === undefined) return NONE;
     this.#waiting.delete(key);
@@ -150,6 +150,6 @@ export function restoreFragment(fragment: HeldFragment, bytes: Uint8Array, at: n
 const NONE: readonly HeldFragment[] = [];
 
 /** 88 bits in six UTF-16 units: exact, and hashed by the engine with a secret of its own. */
-function keyOf(source: number, destination: number, protocol: number, id: number): string {
+export function keyOfDatagram(source: number, destination: number, protocol: number, id: number): string {
   return String.fromCharCode(source >>> 16, source & 0xffff, destination >>> 16, destination & 0xffff, protocol, id);
 }

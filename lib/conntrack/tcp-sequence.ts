@@ -25,6 +25,8 @@ import {
  *  - Data moves END if it begins not behind END or in the window; an ACK moves ACKED if it acknowledges what was sent or may
  *    have been (the tracker may have missed packets: fragments do not count here). Old retransmissions move nothing. SACK
  *    changes no field that is looked at, so it needs no care.
+ *  - Before the connection is established ACKED stays behind the SYN and the SYN-ACK, also when data that came with them is
+ *    acknowledged: repeats are known by it.
  *  - GSO super-packets count by their payload, as one long segment.
  */
 
@@ -59,7 +61,7 @@ export function followSequence(
   const end = (seq + length) | 0;
   if (((end - ownEnd) | 0) > 0) words[own] = end;
   if (((ack - peerAcked) | 0) >= 0) {
-    words[peer + 1] = ack;
+    if (bytes[record * RECORD_BYTES + STATE] !== SYN_RECV) words[peer + 1] = ack;
     halves[ownWindow] = window;
   }
 }

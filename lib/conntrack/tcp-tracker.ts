@@ -159,7 +159,7 @@ export function trackTcp(
   }
   if (bytes[at + STATE] === STATE_FREE) {
     bytes[at + STATE] = SYN_RECV;
-    table.setExpiry(record, nowMs + timeouts[TIMEOUT_TCP_FIN]!);
+    table.setExpiry(record, nowMs + timeouts[TIMEOUT_TCP_SYN]!);
   }
   trackTwoWay(table, record, isReply, tcpFlags, seq, ack, window, payloadBytes, windowScale, nowMs, timeouts);
 }
@@ -282,7 +282,7 @@ function trackSyn(
   return true;
 }
 
-/** Enters SYN_SENT with the sequence numbers of a client's SYN. */
+/** Enters SYN_SENT with the sequence numbers of a client's SYN; what the backend sent before means nothing now. */
 function startHandshake(
   table: FlowTable,
   record: number,
@@ -299,6 +299,9 @@ function startHandshake(
   bytes[at + MARKS]! &= ~(MARK_WINDOWS | MARK_SYN_PENDING | MARK_SYN_SEEN);
   words[word + TX_ACKED] = acked;
   words[word + TX_END] = end;
+  words[word + RX_ACKED] = 0;
+  words[word + RX_END] = 0;
+  table.halves[record * (RECORD_BYTES / 2) + RX_WINDOW] = 0;
   offerWindow(table, record, window, scale);
   bytes[at + MARKS]! |= MARK_SYN_SEEN;
 }
@@ -338,13 +341,16 @@ function trackSynAck(
   words[word + RX_ACKED] = seq + 1;
   words[word + RX_END] = seq + 1 + payloadBytes;
   const half = record * (RECORD_BYTES / 2);
-  let tx = bytes[at + SCALES]! >>> 4;
+  const before = bytes[at + SCALES]! >>> 4;
+  let tx = before;
   let rx = windowScale;
   if (tx === SCALE_NONE || rx < 0) {
     tx = 0;
     rx = 0;
   }
-  if (state === SYN_SENT) table.halves[half + TX_WINDOW] = scaled(table.halves[half + TX_WINDOW]!, tx);
+  // A second SYN-ACK may refuse the scaling that the first took (SYN cookies).
+  const txWindow = table.halves[half + TX_WINDOW]!;
+  table.halves[half + TX_WINDOW] = scaled(state === SYN_SENT ? txWindow : Math.min(txWindow << before, 0xffff), tx);
   table.halves[half + RX_WINDOW] = scaled(window, rx);
   bytes[at + SCALES] = (tx << 4) | rx;
   bytes[at + MARKS]! |= MARK_WINDOWS;

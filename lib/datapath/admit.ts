@@ -58,7 +58,7 @@ export const SENT_STATELESS = -2;
  */
 export class Admission implements PortProbe {
   readonly #core: Core;
-  readonly #affinity = new AffinityTable();
+  readonly #affinity: AffinityTable;
   readonly #port: AllocatedPort = { address: 0, port: 0 };
   #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
 
@@ -69,11 +69,13 @@ export class Admission implements PortProbe {
   #returnAddress = 0;
   #returnPort = 0;
 
-  /** Until when flows without a record may have replies that need picking up: set by a full table. */
-  statelessUntilMs = Number.NEGATIVE_INFINITY;
+  /** Until when flows without a record may have replies that need picking up, of TCP and of the rest: set by a full table. */
+  #statelessTcpUntilMs = Number.NEGATIVE_INFINITY;
+  #statelessAnyUntilMs = Number.NEGATIVE_INFINITY;
 
   constructor(core: Core) {
     this.#core = core;
+    this.#affinity = new AffinityTable(core.affinityEntries);
   }
 
   use(): void {
@@ -124,18 +126,21 @@ export class Admission implements PortProbe {
       this.#forwardLoneRst(service, row, choice);
       return -1;
     }
-    const refusal = this.#settleTuple(row, choice, mode);
+    const refusal = this.#settleTuple(row, choice, mode, midStream);
     if (refusal !== 0) {
-      this.#core.drop(refusal);
+      if (refusal === REASON['rst-mid-stream']) this.#core.rejectTcp(refusal, REASON['unknown-flow']);
+      else this.#core.drop(refusal);
       return -1;
     }
     this.#core.noteChoice(service, this.#backendId);
 
     const record = this.#insert(service);
     if (record < 0) {
-      if (isMaglev && mode !== MODE_SNAT && this.#returnAddress === packet.source) {
+      if (isMaglev && mode !== MODE_SNAT && this.#returnAddress === packet.source && this.#isOfHash(row)) {
         this.#core.stats[STAT_STATELESS]! += 1;
-        this.statelessUntilMs = this.#core.nowMs + snapshot.recoveryMs;
+        const untilMs = this.#core.nowMs + snapshot.recoveryMs;
+        if (isTcp) this.#statelessTcpUntilMs = untilMs;
+        else this.#statelessAnyUntilMs = untilMs;
         this.#forwardStateless();
       } else this.#core.drop(REASON['table-full']);
       return -1;
@@ -146,77 +151,51 @@ export class Admission implements PortProbe {
   }
 
   /**
-   * Makes the record that a reply without one must belong to, when exactly one maglev service can have sent it there
-   * (docs/conntrack.md, Restarts).
+   * Makes the record that a reply without one must belong to, when exactly one maglev service can have sent it there: of TCP for
+   * some time after a start without a table (docs/conntrack.md, Restarts), of every flow that was let through without a record.
    *
-   * @returns the record; -1 when the packet is not such a reply; SENT_STATELESS when it is, and went on without a record.
+   * @returns the record; -1 when the packet is not such a reply; SENT_STATELESS when it is, and went on without a record, as a
+   * lone RST does.
    */
   pickUpReply(): number {
-    const { packet, snapshot, nowMs, recoveringSince } = this.#core;
-    if (packet.protocol !== PROTO_TCP) return -1;
-    if (nowMs >= recoveringSince + snapshot.recoveryMs && nowMs >= this.statelessUntilMs) return -1;
-    const service = lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, PROTO_TCP);
+    const core = this.#core;
+    const { packet, snapshot, nowMs } = core;
+    const { protocol } = packet;
+    const isTcp = protocol === PROTO_TCP;
+    const isRecovering = isTcp && nowMs < core.recoveringSince + snapshot.recoveryMs;
+    if (!isRecovering && nowMs >= (isTcp ? this.#statelessTcpUntilMs : this.#statelessAnyUntilMs)) return -1;
+    const service = lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, protocol);
     if (service <= 0) return -1;
+    // A backend that is its own client is never reached directly.
+    if (packet.source === packet.destination) return -1;
     const row = service * SERVICE_WORDS;
     const vip = snapshot.services[row]!;
     const vipPort = snapshot.services[row + 1]!;
-    if (snapshot.services[row + CHOICES_COUNT] === 0 || this.#core.vipBits(packet.destination) !== 0) return -1;
+    if (snapshot.services[row + CHOICES_COUNT] === 0 || core.vipBits(packet.destination) !== 0) return -1;
 
     const clientPort = packet.destinationPort;
-    const hash = this.#hash(row, packet.destination, clientPort, vipPort);
-    const choice = pickMaglev(
-      snapshot.maglev,
-      snapshot.services[row + MAGLEV_AT]!,
-      snapshot.services[row + MAGLEV_SIZE]!,
-      hash,
-    );
-    this.#consider(row, choice);
+    this.#consider(row, this.#choiceOfHash(row, packet.destination, clientPort, vipPort));
     if (this.#backendAddress !== packet.source || this.#backendPort !== packet.sourcePort) return -1;
 
-    const { tcp: table } = this.#core;
-    const originalPorts = (clientPort << 16) | vipPort;
-    if (
-      table.find(
-        packet.destination,
-        vip,
-        originalPorts,
-        PROTO_TCP,
-        table.hash(packet.destination, vip, originalPorts, PROTO_TCP),
-      ) >= 0
-    )
-      return -1;
-    const record = table.insert(
-      PROTO_TCP,
-      TYPE_OUT,
-      packet.destination,
-      vip,
-      originalPorts,
-      packet.source,
-      packet.destination,
-      packet.ports,
-      service,
-      this.#backendId,
-      nowMs,
-    );
+    const table = core.tableOf(protocol);
+    const ports = (clientPort << 16) | vipPort;
+    const hashOfOriginal = table.hash(packet.destination, vip, ports, protocol);
+    const known = table.find(packet.destination, vip, ports, protocol, hashOfOriginal);
+    if (known >= 0) {
+      if (!table.isExpired(known >> 1, nowMs)) return -1;
+      table.remove(known >> 1, CAUSE_REPLACED, nowMs);
+    }
+    const isLoneRst = isTcp && (tcp.flags(core.bytes, packet.l4) & tcp.RST) !== 0;
+    const record = isLoneRst ? -1 : this.#insertReply(table, vip, ports, service);
     if (record >= 0) {
-      this.#core.stats[STAT_PICKED_UP]! += 1;
+      core.stats[STAT_PICKED_UP]! += 1;
       return record;
     }
-    // The table is full, and the flow was let through without a record: so is its reply.
-    const core = this.#core;
     core.noteReply(service, this.#backendId);
-    rewrite(
-      core.view,
-      core.bytes,
-      packet.at,
-      packet.l4,
-      PROTO_TCP,
-      vip,
-      packet.destination,
-      (vipPort << 16) | clientPort,
-      packet.partial,
-    );
-    core.stats[STAT_STATELESS]! += 1;
+    const { view, bytes } = core;
+    const swapped = (vipPort << 16) | clientPort;
+    rewrite(view, bytes, packet.at, packet.l4, protocol, vip, packet.destination, swapped, packet.partial);
+    if (!isLoneRst) core.stats[STAT_STATELESS]! += 1;
     core.forward();
     return SENT_STATELESS;
   }
@@ -245,16 +224,25 @@ export class Admission implements PortProbe {
       }
     }
     if (services[row + MAGLEV_SIZE] !== 0) {
-      const hash = this.#hash(row, packet.source, packet.sourcePort, packet.destinationPort);
-      return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+      return this.#choiceOfHash(row, packet.source, packet.sourcePort, packet.destinationPort);
     }
     return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
   }
 
-  #hash(row: number, client: number, clientPort: number, vipPort: number): number {
+  /** The choice of a maglev service for a client. */
+  #choiceOfHash(row: number, client: number, clientPort: number, vipPort: number): number {
     const { snapshot, packet } = this.#core;
-    const port = snapshot.services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
-    return flowHash(snapshot.hashKey0, snapshot.hashKey1, client, port, vipPort, packet.protocol);
+    const { services } = snapshot;
+    const port = services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
+    const hash = flowHash(snapshot.hashKey0, snapshot.hashKey1, client, port, vipPort, packet.protocol);
+    return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+  }
+
+  /** Whether the considered backend is the one that the hash leads to: neither another for a clash, nor one remembered. */
+  #isOfHash(row: number): boolean {
+    const { packet, snapshot } = this.#core;
+    const choice = this.#choiceOfHash(row, packet.source, packet.sourcePort, packet.destinationPort);
+    return snapshot.choices[(snapshot.services[row + CHOICES_AT]! + choice) * 2] === this.#backendId;
   }
 
   /** Loads the backend of a choice. */
@@ -266,20 +254,26 @@ export class Admission implements PortProbe {
     this.#backendPort = snapshot.backends[backend + BACKEND_PORT]!;
   }
 
-  /** Finds a backend and a source whose reply tuple is free, from `choice` on. Returns 0 or the reason to refuse. */
-  #settleTuple(row: number, choice: number, mode: number): number {
+  /**
+   * Finds a backend and a source whose reply tuple is free, from `choice` on. The middle of a connection that would need a
+   * source of weir's is refused: which one it had is lost. Returns 0 or the reason to refuse.
+   */
+  #settleTuple(row: number, choice: number, mode: number, midStream: boolean): number {
     const { packet, snapshot } = this.#core;
     const count = snapshot.services[row + CHOICES_COUNT]!;
     const hasPool = snapshot.snatAddresses.length !== 0;
     for (let tried = 0; tried < count; tried++) {
       this.#consider(row, (choice + tried) % count);
       const hairpin = this.#backendAddress === packet.source;
-      if (mode === MODE_SNAT || (hairpin && hasPool)) return this.#allocate();
-      if (hairpin) return REASON['hairpin-refused'];
+      if (hairpin && mode !== MODE_SNAT && !hasPool) {
+        if (tried === 0) return REASON['hairpin-refused'];
+        continue;
+      }
       this.#returnAddress = packet.source;
       this.#returnPort = packet.sourcePort;
-      if (this.#freeReplyTuple(packet.source, packet.sourcePort, true)) return 0;
-      if (hasPool) return this.#allocate();
+      const isDirect = mode !== MODE_SNAT && !hairpin;
+      if (isDirect && this.#freeReplyTuple(packet.source, packet.sourcePort, true)) return 0;
+      if (!isDirect || hasPool) return midStream ? REASON['rst-mid-stream'] : this.#allocate();
     }
     return REASON['reply-tuple-clash'];
   }
@@ -330,6 +324,24 @@ export class Admission implements PortProbe {
     if (record >= 0 && this.#backendAddress === packet.source)
       table.bytes[record * RECORD_BYTES + FLAGS]! |= LB_LOOPBACK;
     return record;
+  }
+
+  /** The record of the reply in hand, whose client sends to `vip`. */
+  #insertReply(table: FlowTable, vip: number, ports: number, service: number): number {
+    const { packet, nowMs } = this.#core;
+    return table.insert(
+      packet.protocol,
+      TYPE_OUT,
+      packet.destination,
+      vip,
+      ports,
+      packet.source,
+      packet.destination,
+      packet.ports,
+      service,
+      this.#backendId,
+      nowMs,
+    );
   }
 
   #remember(service: number, row: number): void {

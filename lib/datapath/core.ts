@@ -3,13 +3,23 @@ import { BATCH_PACKETS } from '../base/limits.js';
 import type { Random } from '../base/random.js';
 import { REASON } from '../base/reasons.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
+import { IdentificationTable } from '../conntrack/identifications.js';
 import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../conntrack/record.js';
+import { account } from '../conntrack/tcp-tracker.js';
 import type { PacketOutput } from '../io/device.js';
 import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/answer.js';
 import { AnswerLimiter } from '../nat/rate-limit.js';
-import { PROTO_TCP } from '../wire/ipv4.js';
+import { rewriteIdentification } from '../nat/rewrite.js';
+import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
-import type { Snapshot } from './snapshot.js';
+import {
+  COUNTER_ROWS,
+  COUNTER_RX_BYTES,
+  COUNTER_RX_PACKETS,
+  COUNTER_TX_BYTES,
+  COUNTER_TX_PACKETS,
+  type Snapshot,
+} from './snapshot.js';
 import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 import { DIRECTION_ORIGINAL, DIRECTION_REPLY, DROP, FORWARD, HOLD, makeResults, PASS, REPLY } from './verdict.js';
 
@@ -23,6 +33,8 @@ export interface PipelineParts {
   readonly stats: Float64Array;
   /** Until when (the pipeline's clock, ms) replies without an entry may be picked up; -Infinity: never. */
   readonly recoveringSince?: number;
+  /** Clients whose affinity is remembered at once; default AFFINITY_ENTRIES. */
+  readonly affinityEntries?: number;
 }
 
 /**
@@ -41,6 +53,7 @@ export class Core {
   readonly stats: Float64Array;
   readonly limiter = new AnswerLimiter();
   readonly recoveringSince: number;
+  readonly affinityEntries: number | undefined;
 
   snapshot!: Snapshot;
   nowMs = 0;
@@ -48,6 +61,7 @@ export class Core {
   lastRecord = -1;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
+  readonly #identifications = new IdentificationTable();
 
   constructor(parts: PipelineParts) {
     this.tcp = parts.tcp;
@@ -58,10 +72,11 @@ export class Core {
     this.random = parts.random;
     this.stats = parts.stats;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
+    this.affinityEntries = parts.affinityEntries;
   }
 
   tableOf(protocol: number): FlowTable {
-    return protocol === PROTO_TCP ? this.tcp : this.any;
+    return protocol === ipv4.PROTO_TCP ? this.tcp : this.any;
   }
 
   /** The VIP_* bits of an address, 0 when it is no VIP. */
@@ -98,9 +113,20 @@ export class Core {
     this.results.direction[this.packet.row] = DIRECTION_REPLY;
   }
 
+  /** Counts the packet in hand for its flow, and for the flow's backend. */
+  account(table: FlowTable, record: number, isReply: boolean): void {
+    const { packet, nowMs } = this;
+    const { counters } = this.snapshot;
+    const row = table.words[record * RECORD_WORDS + BACKEND_ID]! * COUNTER_ROWS;
+    account(table, record, isReply, packet.length, nowMs);
+    counters[row + (isReply ? COUNTER_RX_PACKETS : COUNTER_TX_PACKETS)]! += 1;
+    counters[row + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
+  }
+
   /** Sends the rewritten packet on. */
   forward(): void {
     const { packet, stats } = this;
+    if (packet.leads) this.#distinguish();
     this.results.verdict[packet.row] = FORWARD;
     stats[STAT_FORWARDED]! += 1;
     stats[STAT_TX_PACKETS]! += 1;
@@ -125,6 +151,12 @@ export class Core {
   /** The packet was copied elsewhere and will come back. */
   hold(): void {
     this.results.verdict[this.packet.row] = HOLD;
+    this.output.release(this.packet.slot);
+  }
+
+  /** The packet has been answered in other slots than its own. */
+  answered(reason: number): void {
+    this.#settle(REPLY, reason);
     this.output.release(this.packet.slot);
   }
 
@@ -153,6 +185,17 @@ export class Core {
       build(this.output.memory, this.packet.at, this.packet.length, this.#answer);
       this.#sendAnswer(reason);
     }
+  }
+
+  /** Gives the first fragment in hand, which has been rewritten, an identification of its own where it now goes. */
+  #distinguish(): void {
+    const { packet, view, bytes, nowMs } = this;
+    const { at, source, destination, protocol } = packet;
+    const id = ipv4.identification(bytes, at);
+    const newSource = ipv4.source(view, at);
+    const newDestination = ipv4.destination(view, at);
+    const claimed = this.#identifications.claim(source, destination, protocol, id, newSource, newDestination, nowMs);
+    rewriteIdentification(view, bytes, at, claimed);
   }
 
   /** RFC 1122 3.2.2 and the rate limits; drops the packet itself when the answer is no. */

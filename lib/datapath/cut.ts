@@ -6,6 +6,7 @@ import {
   CLIENT,
   COMMIT,
   ESTABLISHED,
+  MARK_SYN_SEEN,
   MARK_WINDOWS,
   MARKS,
   ORIGINAL_PORTS,
@@ -52,6 +53,7 @@ export class CutStage {
   #sweptMs = Number.NEGATIVE_INFINITY;
   #dueMs = Number.POSITIVE_INFINITY;
   #sweepingMs = 0;
+  #cutAt: Float64Array = new Float64Array(0);
   #vipIndex: Int32Array = new Int32Array(0);
   #snatIndex: Int32Array = new Int32Array(0);
   /** Of both tables, TCP's first; -1: not sweeping. */
@@ -63,12 +65,15 @@ export class CutStage {
 
   /** Looks for the next deadline in a new snapshot. A VIP that is new to it may be a live flow's backend: that is due at once. */
   use(): void {
-    const { vipIndex, snatIndex } = this.#core.snapshot;
+    const { cutAt, vipIndex, snatIndex } = this.#core.snapshot;
+    // A deadline set while a sweep for others went on, or in its very millisecond.
+    const isMissed = cutAt.some((atMs, id) => atMs <= this.#sweptMs && atMs !== this.#cutAt[id]);
+    this.#cutAt = cutAt;
     const ownIsNew = !isSame(vipIndex, this.#vipIndex) || !isSame(snatIndex, this.#snatIndex);
     this.#vipIndex = vipIndex;
     this.#snatIndex = snatIndex;
     // Ids may mean others now: a sweep under way begins anew.
-    if (ownIsNew || this.#cursor >= 0) this.#sweptMs = Number.NEGATIVE_INFINITY;
+    if (ownIsNew || isMissed || this.#cursor >= 0) this.#sweptMs = Number.NEGATIVE_INFINITY;
     this.#cursor = -1;
     this.#schedule();
     if (ownIsNew) this.#dueMs = Number.NEGATIVE_INFINITY;
@@ -100,24 +105,28 @@ export class CutStage {
     for (const atMs of this.#core.snapshot.cutAt) if (atMs > this.#sweptMs && atMs < this.#dueMs) this.#dueMs = atMs;
   }
 
-  /** Returns false when there was no slot for the packets: to be tried again. */
+  /** Ends a flow whose time is over. Returns false when there was no slot for the packets: to be tried again. */
   #visit(table: FlowTable, record: number): boolean {
-    const { words, bytes } = table;
+    const { words } = table;
     const word = record * RECORD_WORDS;
     if (words[word + COMMIT] === 0) return true;
     const isOver = this.#core.snapshot.cutAt[words[word + BACKEND_ID]!]! <= this.#sweepingMs;
     if (!isOver && !this.#isOwn(words[word + BACKEND]!) && this.#core.vipBits(words[word + CLIENT]!) === 0) return true;
-    const state = bytes[record * RECORD_BYTES + STATE]!;
     if (!table.isExpired(record, this.#core.nowMs)) {
-      const told =
-        bytes[record * RECORD_BYTES + PROTOCOL] === PROTO_TCP
-          ? state > ESTABLISHED || this.#resetBoth(table, record, state)
-          : state !== REPLIED || this.#tellUnreachable(table, record);
-      if (!told) return false;
+      if (this.tell(table, record) < 0) return false;
+      this.#core.stats[STAT_CUT]! += 1;
     }
     table.remove(record, CAUSE_CUT, this.#core.nowMs);
-    this.#core.stats[STAT_CUT]! += 1;
     return true;
+  }
+
+  /** Tells the ends of a flow that it is over. Returns in how many packets, -1 when there was no slot for them. */
+  tell(table: FlowTable, record: number): number {
+    const at = record * RECORD_BYTES;
+    const state = table.bytes[at + STATE]!;
+    if (table.bytes[at + PROTOCOL] !== PROTO_TCP) return state === REPLIED ? this.#tellUnreachable(table, record) : 0;
+    const hasNumbers = (table.bytes[at + MARKS]! & (state === SYN_SENT ? MARK_SYN_SEEN : MARK_WINDOWS)) !== 0;
+    return state <= ESTABLISHED && hasNumbers ? this.#resetBoth(table, record) : 0;
   }
 
   /** weir's own addresses: what is sent to them comes back. */
@@ -125,16 +134,15 @@ export class CutStage {
     return this.#core.vipBits(address) !== 0 || this.#core.isSnatAddress(address);
   }
 
-  #resetBoth(table: FlowTable, record: number, state: number): boolean {
-    const { words, bytes } = table;
+  #resetBoth(table: FlowTable, record: number): number {
+    const { words } = table;
     const word = record * RECORD_WORDS;
-    if (state !== SYN_SENT && (bytes[record * RECORD_BYTES + MARKS]! & MARK_WINDOWS) === 0) return true;
     const { output } = this.#core;
     const first = output.take();
     const second = output.take();
     if (second < 0) {
       if (first >= 0) output.release(first);
-      return false;
+      return -1;
     }
     const txEnd = words[word + TX_END]!;
     const rxEnd = words[word + RX_END]!;
@@ -142,7 +150,7 @@ export class CutStage {
     this.#sendRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, rxEnd, txEnd);
     const toBackend = swapPorts(words[word + REPLY_PORTS]!);
     this.#sendRst(second, words[word + RETURN]!, words[word + BACKEND]!, toBackend, txEnd, rxEnd);
-    return true;
+    return 2;
   }
 
   #sendRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {
@@ -152,17 +160,17 @@ export class CutStage {
     this.#send(slot);
   }
 
-  #tellUnreachable(table: FlowTable, record: number): boolean {
+  #tellUnreachable(table: FlowTable, record: number): number {
     const { words } = table;
     const word = record * RECORD_WORDS;
     const { output } = this.#core;
     const slot = output.take();
-    if (slot < 0) return false;
+    if (slot < 0) return -1;
     const at = packetOffset(output.memory, slot);
     const ports = words[word + ORIGINAL_PORTS]!;
     buildPortUnreachable(output.memory, at, words[word + CLIENT]!, words[word + VIP]!, ports, this.#answer);
     this.#send(slot);
-    return true;
+    return 1;
   }
 
   #send(slot: number): void {

@@ -3,9 +3,9 @@ import { REASON } from '../base/reasons.js';
 import { trackAny } from '../conntrack/any-tracker.js';
 import { FragmentTracker, restoreFragment } from '../conntrack/fragments.js';
 import { COMMIT, RECORD_BYTES, RECORD_WORDS, STATE } from '../conntrack/record.js';
-import { account, refreshTcp } from '../conntrack/tcp-tracker.js';
+import { refreshTcp } from '../conntrack/tcp-tracker.js';
 import { packetOffset } from '../io/device.js';
-import { rewriteAddresses } from '../nat/rewrite.js';
+import { rewriteAddresses, rewriteIdentification } from '../nat/rewrite.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
 import { STAT_REASONS } from './stats.js';
@@ -16,13 +16,14 @@ interface Decision {
   readonly verdict: number;
   /** Of a drop. */
   readonly reason: number;
-  /** The addresses it left with. */
+  /** The addresses and the identification it left with. */
   readonly source: number;
   readonly destination: number;
+  readonly id: number;
   readonly service: number;
   readonly backend: number;
   readonly direction: number;
-  /** Its record, to be counted for while its generation is the same; -1: none. */
+  /** Its record, to be counted for while it lives under the same generation; -1: none. */
   readonly record: number;
   readonly generation: number;
 }
@@ -86,7 +87,7 @@ export class FragmentStage {
 
   /** From the account of the first fragment; its slot still holds it as it left. */
   #decisionInHand(): Decision {
-    const { results, packet, view } = this.#core;
+    const { results, packet, view, bytes } = this.#core;
     const { row } = packet;
     const verdict = results.verdict[row]!;
     const reason = results.reason[row]!;
@@ -99,6 +100,7 @@ export class FragmentStage {
       reason: verdict === REPLY ? afterAnswer(reason, service) : reason,
       source: forwarded ? ipv4.source(view, packet.at) : 0,
       destination: forwarded ? ipv4.destination(view, packet.at) : 0,
+      id: forwarded ? ipv4.identification(bytes, packet.at) : 0,
       service,
       backend: results.backend[row]!,
       direction: results.direction[row]!,
@@ -123,15 +125,17 @@ export class FragmentStage {
     }
     const table = core.tableOf(packet.protocol);
     const { record } = decision;
-    if (record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation) {
+    const isSame = record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation;
+    if (isSame && !table.isExpired(record, nowMs)) {
       const isReply = decision.direction === DIRECTION_REPLY;
       const { timeouts } = core.snapshot;
       if (packet.protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
       else trackAny(table, record, isReply, nowMs, timeouts);
-      account(table, record, isReply, packet.length, nowMs);
+      core.account(table, record, isReply);
       results.state[packet.row] = table.bytes[record * RECORD_BYTES + STATE]!;
     }
     rewriteAddresses(core.view, core.bytes, packet.at, decision.source, decision.destination);
+    rewriteIdentification(core.view, core.bytes, packet.at, decision.id);
     core.forward();
   }
 }

@@ -20,7 +20,7 @@ import {
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
-import { account, isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
+import { isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
 import type { PacketBatch } from '../io/device.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
@@ -33,17 +33,7 @@ import { CutStage } from './cut.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
-import {
-  BACKEND_FLAGS,
-  BACKEND_WORDS,
-  COUNTER_ROWS,
-  COUNTER_RX_BYTES,
-  COUNTER_RX_PACKETS,
-  COUNTER_TX_BYTES,
-  COUNTER_TX_PACKETS,
-  type Snapshot,
-  TAKES_NEW,
-} from './snapshot.js';
+import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import type { Results } from './verdict.js';
 
@@ -256,16 +246,13 @@ export class Gateway {
       else trackTcp(table, record, isReply, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
     } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
     else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
-    account(table, record, isReply, packet.length, nowMs);
+    core.account(table, record, isReply);
     if (before !== UNWATCHED) this.#tell(table, record, before);
 
     const word = record * RECORD_WORDS;
     const { words } = table;
     core.noteFlow(table, record, isReply);
     // Either direction leaves as the reverse of the other's key.
-    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_PACKETS : COUNTER_TX_PACKETS)]! += 1;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
     const source = words[word + (isReply ? VIP : RETURN)]!;
     const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
@@ -316,16 +303,20 @@ export class Gateway {
     else core.pass();
   }
 
-  /** The drain time of the flow's backend is over, and the sweep has not come to it yet. */
+  /** The drain time of the flow's backend is over, and the sweep has not come to it yet: it ends here, and both ends are told. */
   #cut(table: FlowTable, record: number, isReply: boolean): void {
     const core = this.#core;
+    const isTcp = core.packet.protocol === ipv4.PROTO_TCP;
     core.noteFlow(table, record, isReply);
+    // A client's datagram is served anew by another backend.
+    const told = isTcp || isReply ? this.#cuts.tell(table, record) : 0;
     table.remove(record, CAUSE_CUT, core.nowMs);
     core.stats[STAT_CUT]! += 1;
-    // A client's datagram is served anew by another backend; TCP is told.
-    if (core.packet.protocol === ipv4.PROTO_TCP) core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
-    else if (isReply) core.drop(REASON['untracked-reply']);
-    else this.#unknown(table);
+    if (!isTcp) {
+      if (isReply) core.drop(REASON['untracked-reply']);
+      else this.#unknown(table);
+    } else if (told > 0) core.answered(REASON['rst-mid-stream']);
+    else core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
   }
 
   /** A fragment of TCP or UDP. */
@@ -337,6 +328,7 @@ export class Gateway {
       return;
     }
     const id = ipv4.identification(bytes, packet.at);
+    packet.leads = true;
     packet.ports = tcp.ports(view, packet.l4);
     packet.hash = core.tableOf(packet.protocol).hash(packet.source, packet.destination, packet.ports, packet.protocol);
     this.#flow();

@@ -23,6 +23,8 @@ export class CurrentPacket {
   hash = 0;
   /** The L4 checksum is in partial form. */
   partial = false;
+  /** The first fragment of a datagram, which the others follow. */
+  leads = false;
 
   /** Reads what every packet has, from `at`, where `ipv4.check()` has been. */
   load(view: DataView, bytes: Uint8Array): void {
@@ -34,6 +36,7 @@ export class CurrentPacket {
     this.destination = ipv4.destination(view, at);
     this.ports = 0;
     this.partial = false;
+    this.leads = false;
   }
 
   get sourcePort(): number {

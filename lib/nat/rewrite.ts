@@ -1,4 +1,4 @@
-import { adjustFull, adjustPartial, difference32 } from '../wire/checksum.js';
+import { adjustFull, adjustPartial, difference16, difference32 } from '../wire/checksum.js';
 import * as ipv4 from '../wire/ipv4.js';
 import { ports as portsOf, TCP_CHECKSUM } from '../wire/tcp.js';
 import { UDP_CHECKSUM } from '../wire/udp.js';
@@ -68,6 +68,14 @@ export function rewriteAddresses(view: DataView, bytes: Uint8Array, at: number, 
   }
   if (difference !== 0) adjustFull(bytes, ipv4.checksumOffset(at), difference);
   return difference;
+}
+
+/** Gives a packet another identification, and its header checksum with it. */
+export function rewriteIdentification(view: DataView, bytes: Uint8Array, at: number, id: number): void {
+  const old = ipv4.identification(bytes, at);
+  if (old === id) return;
+  ipv4.setIdentification(view, at, id);
+  adjustFull(bytes, ipv4.checksumOffset(at), difference16(old, id));
 }
 
 /** A UDP checksum in full form: 0 means that there is none and stays; a computed 0 is sent as ffff (RFC 768). */

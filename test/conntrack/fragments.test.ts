@@ -11,6 +11,7 @@ import {
 } from '../../lib/base/limits.js';
 import { REASON } from '../../lib/base/reasons.js';
 import { FragmentTracker, restoreFragment } from '../../lib/conntrack/fragments.js';
+import { IdentificationTable } from '../../lib/conntrack/identifications.js';
 import { formatIpv4, parseIpv4 } from '../../lib/wire/address.js';
 import * as ipv4 from '../../lib/wire/ipv4.js';
 import * as make from '../fixtures/packets.js';
@@ -147,6 +148,25 @@ t.test('limits: 64 of a datagram, 1024 in all, 8192 decisions', async (t) => {
   t.equal(tracker.lookup(...survivor, 1), 'in use', 'the least recently used goes first');
   t.equal(tracker.lookup(...keyOf('11.0.0.0', 1), 1), undefined);
   t.equal(tracker.heldCount, 1, 'a flood of first fragments costs no held one');
+});
+
+t.test('an identification is one datagram’s alone between two addresses, for 30 s', async (t) => {
+  const table = new IdentificationTable();
+  const claim = (src: string, id: number, nowMs: number, protocol = 17): number =>
+    table.claim(parseIpv4(src) | 0, 1, protocol, id, 2, 3, nowMs);
+  t.equal(claim('10.1.0.2', 7, 0), 7, 'its own, when nobody has it');
+  const second = claim('10.1.0.3', 7, 0);
+  t.not(second, 7);
+  t.equal(claim('10.1.0.4', 7, 0, 6), 7, 'of another protocol');
+  t.equal(table.claim(parseIpv4('10.1.0.3') | 0, 1, 17, 7, 2, 4, 0), 7, 'between other addresses');
+  t.equal(claim('10.1.0.2', 7, 29_999), 7, 'a repeat keeps it, and for longer');
+  t.equal(claim('10.1.0.3', 7, 29_999), second);
+  t.equal(claim('10.1.0.5', 7, 59_999), 7);
+
+  const many = new IdentificationTable();
+  const ids = Array.from({ length: 16 }, (_, i) => many.claim(i, 1, 17, 7, 2, 3, 0));
+  t.equal(new Set(ids).size, 16);
+  t.equal(many.claim(99, 1, 17, 7, 2, 3, 0), 7, 'a bounded search, and then it is as it was');
 });
 
 t.test('orphans leave nothing behind', async (t) => {

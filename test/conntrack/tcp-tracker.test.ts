@@ -293,6 +293,29 @@ t.test('TCP Fast Open: data in the SYN', async (t) => {
   t.equal(new Connection().client({ flags: 'S', payload: 700 }).backend({ flags: 'SA', ack: 1 }).state, 'SYN_SENT');
 });
 
+t.test('a SYN or SYN-ACK that comes again after its data was acknowledged is a repeat', async (t) => {
+  const c = new Connection().client({ flags: 'S', payload: 300 });
+  c.backend({ flags: 'SA', ack: -300 }).backend({ flags: 'A', payload: 1000 });
+  t.equal(c.client({ flags: 'S', at: 1000, payload: 300 }).state, 'SYN_RECV');
+  // So is a SYN-ACK: an ACK that is too old to establish anything may have acknowledged what followed it.
+  c.client({ flags: 'A', seq: -400 }).backend({ flags: 'SA', at: 700_000, ack: -300 });
+  t.equal(c.client({ flags: 'A' }).state, 'ESTABLISHED');
+});
+
+t.test('another SYN forgets what the backend said to the first', async (t) => {
+  const c = new Connection().client({ flags: 'S' }).backend({ flags: 'SA' }).client({ flags: 'S', at: 9_000_000 });
+  t.equal(c.client({ flags: 'R', at: 9_000_002 }).state, 'SYN_SENT', 'no window is known');
+  t.equal(c.client({ flags: 'R', at: 9_000_001 }).state, 'CLOSED');
+});
+
+t.test('a second SYN-ACK may refuse the scaling that the first took', async (t) => {
+  const c = new Connection().client({ flags: 'S', window: 6400, scale: 4 }).backend({ flags: 'SA', scale: 7 });
+  c.next.backend = 5_000_000;
+  c.backend({ flags: 'SA' });
+  t.equal(c.backend({ flags: 'R', seq: 6400 }).state, 'SYN_RECV');
+  t.equal(c.backend({ flags: 'R', seq: 6399 }).state, 'CLOSED');
+});
+
 t.test('a SYN repeated with fewer options counts by its last', async (t) => {
   const c = new Connection()
     .client({ flags: 'S', window: 1000, scale: 5 })
@@ -351,6 +374,7 @@ t.test('picked up by a reply', async (t) => {
   t.equal(c.expiresInMs, SYN);
   t.equal(c.class, CLASS_HALF_OPEN);
   t.equal(c.backend({ flags: 'A', payload: 1000 }).state, 'SYN_RECV');
+  t.equal(new Connection().backend({ flags: 'SA' }).expiresInMs, SYN, 'a SYN-ACK opens a handshake');
   const next = new Connection({ table: c.table }).backend({ flags: 'RA' });
   t.equal(next.expiresInMs, FIN);
   const c2 = new Connection().backend({ flags: 'A' });

@@ -4,7 +4,8 @@ import { RECORD_WORDS } from '../../lib/conntrack/record.js';
 import { EventFeed } from '../../lib/control/event-feed.js';
 import type { FlowEventView, LostView, Watch } from '../../lib/control/view.js';
 import { tcp, udp } from '../fixtures/packets.js';
-import { client, establish, TestPipeline } from '../support/pipeline.js';
+import { TestPipeline } from '../support/pipeline.js';
+import { client, establish } from '../support/traffic.js';
 
 const CONFIG = `services:
   - { name: web, address: 10.96.0.10, port: 80, protocol: tcp, backends: [{ name: b1, address: 10.2.0.11, port: 8080 }] }

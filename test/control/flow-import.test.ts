@@ -20,7 +20,8 @@ import { END_LINE, formatHeader, MAX_LINE_BYTES } from '../../lib/control/flow-l
 import type { FlowFilter } from '../../lib/control/flows.js';
 import { type ImportView, SKIP_REASONS } from '../../lib/control/view.js';
 import { tcp, udp } from '../fixtures/packets.js';
-import { half, type Outcome, type PipelineOptions, quad, reply, TestPipeline } from '../support/pipeline.js';
+import { type Outcome, type PipelineOptions, TestPipeline } from '../support/pipeline.js';
+import { half, quad, reply } from '../support/traffic.js';
 
 const B1 = '{ name: b1, address: 10.2.0.11, port: 8080 }';
 const B2 = '{ name: b2, address: 10.2.0.12, port: 8080 }';

@@ -2,7 +2,8 @@ import t from 'tap';
 import { CAUSE_NAMES, EVENT_CLOSED, EVENT_NAMES, EVENT_STATE, EventReader } from '../../lib/conntrack/events.js';
 import { RX_BYTES, RX_PACKETS, STATE, STATE_NAMES, TX_BYTES, TX_PACKETS } from '../../lib/conntrack/record.js';
 import { tcp, udp } from '../fixtures/packets.js';
-import { client, establish, reply, TestPipeline } from '../support/pipeline.js';
+import { TestPipeline } from '../support/pipeline.js';
+import { client, establish, reply } from '../support/traffic.js';
 
 const B1 = '{ name: b1, address: 10.2.0.11, port: 8080 }';
 const B2 = '{ name: b2, address: 10.2.0.12, port: 8080 }';

@@ -1,19 +1,10 @@
-import t, { type Test } from 'tap';
+import t from 'tap';
+import { STAT_CUT } from '../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { describe } from '../fixtures/packet-text.js';
 import { echoRequest, fragment, icmpError, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
-import { client, establish, half, type Outcome, quad, reply, TestPipeline } from '../support/pipeline.js';
-
-const B1 = '{ name: b1, address: 10.2.0.11, port: 8080 }';
-const B2 = '{ name: b2, address: 10.2.0.12, port: 8080 }';
-
-function service(fields: string, backends = `${B1}, ${B2}`): string {
-  return `services:\n  - { name: web, address: 10.96.0.10, port: 80, protocol: tcp, ${fields} backends: [${backends}] }\n`;
-}
-
-function check(t: Test, outcome: Outcome): void {
-  for (const { bytes, vnet } of outcome.out) t.same(verifyChecksums(bytes, vnet), [], describe(bytes));
-}
+import { TestPipeline } from '../support/pipeline.js';
+import { B1, B2, check, client, establish, half, quad, reply, service, TWO_VIPS } from '../support/traffic.js';
 
 t.test('a connection, there and back, in every checksum form', async (t) => {
   for (const mode of ['mode: dnat,', 'mode: snat,']) {
@@ -85,11 +76,6 @@ t.test('answers are limited to 50 a second to one source', async (t) => {
   pipeline.nowMs += 1000;
   t.match(pipeline.send(tcp({ ...client, dport: 81, flags: 'S', seq: 1 })), { verdict: 'reply' });
 });
-
-const TWO_VIPS = `services:
-  - { name: one, address: 10.96.0.10, port: 80, protocol: tcp, backends: [BACKENDS] }
-  - { name: two, address: 10.96.0.11, port: 80, protocol: tcp, backends: [BACKENDS] }
-`;
 
 t.test('two flows that would share a reply tuple', async (t) => {
   const second = { ...client, dst: '10.96.0.11' };
@@ -317,13 +303,6 @@ t.test('a million packets of known flows allocate nothing that stays', async (t)
   t.ok(grown < 2_000_000, `the heap grew by ${grown} bytes over 1,000,000 packets`);
 });
 
-/** Runs what is due by time, until nothing is, and returns what came out. */
-function due(pipeline: TestPipeline): readonly MemoryPacket[] {
-  pipeline.device.sent = [];
-  while (pipeline.gateway.flushDue(pipeline.nowMs) <= pipeline.nowMs);
-  return pipeline.device.sent;
-}
-
 t.test('flows are cut at the end of the drain time, or at once under onRemove: reset', async (t) => {
   for (const [fields, waitMs] of [
     ['onRemove: reset,', 0],
@@ -334,9 +313,9 @@ t.test('flows are cut at the end of the drain time, or at once under onRemove: r
     pipeline.send(tcp({ ...client, flags: 'PA', seq: 1001, ack: 5001, payload: 100 }));
     pipeline.send(reply(first.out[0]!, { flags: 'PA', seq: 5001, ack: 1101, payload: 300 }));
     pipeline.configure(service(fields, B2));
-    if (waitMs > 0) t.equal(due(pipeline).length, 0, 'kept so long');
+    if (waitMs > 0) t.equal(pipeline.flushDue().length, 0, 'kept so long');
     pipeline.nowMs += waitMs;
-    const [toClient, toBackend] = due(pipeline) as [MemoryPacket, MemoryPacket];
+    const [toClient, toBackend] = pipeline.flushDue() as [MemoryPacket, MemoryPacket];
     for (const { bytes } of [toClient, toBackend]) t.same(verifyChecksums(bytes), []);
     t.match(describe(toClient.bytes), /10\.96\.0\.10:80 > 10\.1\.0\.2:40000 RA? .*seq=5301/);
     t.match(describe(toBackend.bytes), /10\.1\.0\.2:40000 > 10\.2\.0\.11:8080 RA? .*seq=1101/);
@@ -346,29 +325,61 @@ t.test('flows are cut at the end of the drain time, or at once under onRemove: r
   }
 });
 
+t.test('a packet that comes before the sweep ends its flow as well, and both ends hear of it', async (t) => {
+  for (const side of ['client', 'backend'] as const) {
+    const pipeline = new TestPipeline(service('onRemove: reset,', B1));
+    const first = establish(pipeline);
+    pipeline.configure(service('onRemove: reset,', B2));
+    const packet =
+      side === 'client'
+        ? tcp({ ...client, flags: 'PA', seq: 1001, ack: 5001, payload: 9 })
+        : reply(first.out[0]!, { flags: 'PA', seq: 5001, ack: 1001, payload: 9 });
+    const outcome = pipeline.send(packet);
+    t.match(outcome, { verdict: 'reply', reason: 'rst-mid-stream', backend: 'b1' });
+    check(t, outcome);
+    const [toClient, toBackend] = outcome.out.map(({ bytes }) => describe(bytes));
+    t.match(toClient, /10\.96\.0\.10:80 > 10\.1\.0\.2:40000 RA? .*seq=5001/);
+    t.match(toBackend, /10\.1\.0\.2:40000 > 10\.2\.0\.11:8080 RA? .*seq=1001/);
+    t.equal(pipeline.flushDue().length, 0, 'once');
+    t.equal(pipeline.stats[STAT_CUT], 1);
+    t.equal(pipeline.device.slotsHeld, 0);
+  }
+});
+
+t.test('a deadline in the millisecond of a sweep for another is kept', async (t) => {
+  const both = TWO_VIPS.replaceAll('BACKENDS', B1).replaceAll('backends', 'onRemove: reset, backends');
+  const pipeline = new TestPipeline(both);
+  establish(pipeline);
+  const second = { ...client, sport: 7, dst: '10.96.0.11' };
+  establish(pipeline, second);
+  const withoutOne = both.replace(/\n.*one.*/, '');
+  pipeline.configure(withoutOne);
+  t.equal(pipeline.flushDue().length, 2);
+  pipeline.configure(withoutOne.replace(B1, B2));
+  t.equal(pipeline.flushDue().length, 2);
+  t.equal(pipeline.tcp.count, 0);
+});
+
+t.test('what has expired is not cut, what was picked up in the middle is not reset', async (t) => {
+  const pipeline = new TestPipeline(service('drainTimeout: 10s,', B1));
+  pipeline.send(tcp({ ...client, flags: 'A', seq: 7, ack: 8, payload: 9 }));
+  pipeline.configure(service('drainTimeout: 10s,', B2));
+  pipeline.nowMs += 10_000;
+  t.equal(pipeline.flushDue().length, 0, 'its numbers are unknown');
+  t.equal(pipeline.stats[STAT_CUT], 1);
+  pipeline.send(tcp({ ...client, flags: 'S', seq: 7 }));
+  pipeline.configure(service('drainTimeout: 60s,', B1));
+  pipeline.nowMs += 60_000;
+  t.equal(pipeline.flushDue().length, 0, 'its time was over anyway');
+  t.equal(pipeline.stats[STAT_CUT], 1);
+  t.equal(pipeline.tcp.count, 0);
+});
+
 t.test('a backend that becomes a VIP keeps no flow: its packets would come back', async (t) => {
   const pipeline = new TestPipeline(service('', B1));
   establish(pipeline);
   const moved = '  - { name: nv, address: 10.2.0.11, port: 80, protocol: tcp, backends: [] }\n';
   pipeline.configure(service('', B2) + moved);
-  t.equal(due(pipeline).length, 2);
+  t.equal(pipeline.flushDue().length, 2);
   t.equal(pipeline.tcp.count, 0);
-});
-
-t.test('a connection without a record goes both ways', async (t) => {
-  const pipeline = new TestPipeline(service('', B1), { tcpEntries: 1 });
-  establish(pipeline);
-  const syn = pipeline.send(tcp({ ...client, sport: 7, flags: 'S', seq: 1 }));
-  t.equal(syn.verdict, 'forward');
-  const synAck = pipeline.send(reply(syn.out[0]!, { flags: 'SA', seq: 9, ack: 2 }));
-  t.match(synAck, { verdict: 'forward', direction: 'reply', service: 'web' });
-  check(t, synAck);
-  t.equal(quad(synAck.out[0]!.bytes, 12), '10.96.0.10');
-});
-
-t.test('a lone RST does not reach the connection that owns its reply tuple', async (t) => {
-  const pipeline = new TestPipeline(TWO_VIPS.replaceAll('BACKENDS', B1));
-  establish(pipeline);
-  const stray = pipeline.send(tcp({ ...client, dst: '10.96.0.11', flags: 'R', seq: 1001 }));
-  t.match(stray, { verdict: 'drop', reason: 'reply-tuple-clash' });
 });

@@ -1,5 +1,6 @@
 import { seededRandom } from '../../lib/base/random.js';
 import { REASON_NAMES } from '../../lib/base/reasons.js';
+import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { allocateEvents, EventWriter } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
@@ -12,7 +13,6 @@ import { Gateway } from '../../lib/datapath/gateway.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
-import { tcp } from '../fixtures/packets.js';
 
 export interface Outcome {
   readonly verdict: string;
@@ -29,9 +29,12 @@ export interface PipelineOptions {
   readonly anyEntries?: number;
   readonly seed?: number;
   readonly recovering?: boolean;
+  /** Packets a batch may have: what most of a pipeline's memory is for. */
+  readonly batch?: number;
+  readonly affinityEntries?: number;
 }
 
-/** The gateway's pipeline on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
+/** The gateway's pipeline on a memory device, from a configuration or its text: packets in, outcomes out, time by hand. */
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
@@ -39,7 +42,7 @@ export class TestPipeline {
   readonly events = allocateEvents(256);
   /** As the main thread sees the tables. */
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
-  readonly device = new MemoryDevice();
+  readonly device: MemoryDevice;
   readonly stats = allocateStats();
   readonly gateway: Gateway;
   readonly identities = new Identities();
@@ -48,9 +51,17 @@ export class TestPipeline {
   nowMs = 1000;
 
   constructor(
-    config: string,
-    { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
+    config: string | Config,
+    {
+      tcpEntries = 1024,
+      anyEntries = 1024,
+      seed = 1,
+      recovering = false,
+      batch,
+      affinityEntries,
+    }: PipelineOptions = {},
   ) {
+    this.device = new MemoryDevice(batch);
     const secret = { k0: seed, k1: ~seed };
     const events = new EventWriter(this.events);
     const tables = { tcp: allocateTable(tcpEntries, secret), any: allocateTable(anyEntries, secret) };
@@ -64,19 +75,25 @@ export class TestPipeline {
       random: seededRandom(seed),
       stats: this.stats,
       ...(recovering ? { recoveringSince: this.nowMs } : {}),
+      ...(affinityEntries === undefined ? {} : { affinityEntries }),
     });
     this.configure(config);
   }
 
-  configure(text: string): void {
-    const { config, problems } = parseConfig(text);
-    if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
-    this.compiled = compile(config, this.identities, {
+  configure(source: string | Config): void {
+    this.compiled = compile(typeof source === 'string' ? parse(source) : source, this.identities, {
       isUp: (backend) => !this.down.has(backend),
       nowMs: this.nowMs,
       ...(this.compiled ? { previous: this.compiled } : {}),
     });
     this.gateway.use(this.compiled.snapshot);
+  }
+
+  /** Runs what is due by time, until nothing is, and returns what came out. */
+  flushDue(): readonly MemoryPacket[] {
+    this.device.sent = [];
+    while (this.gateway.flushDue(this.nowMs) <= this.nowMs);
+    return this.device.sent;
   }
 
   /** One packet in a batch of its own. */
@@ -103,30 +120,8 @@ export class TestPipeline {
   }
 }
 
-/** A client of the VIP 10.96.0.10:80. */
-export const client = { src: '10.1.0.2', sport: 40000, dst: '10.96.0.10', dport: 80 };
-
-/** The packet's answer from a backend, as seen by the gateway. */
-export function reply(out: MemoryPacket, fields: object): Uint8Array {
-  const [src, dst] = [quad(out.bytes, 16), quad(out.bytes, 12)];
-  const l4 = (out.bytes[0]! & 15) * 4;
-  const [sport, dport] = [half(out.bytes, l4 + 2), half(out.bytes, l4)];
-  return tcp({ src, sport, dst, dport, ...fields });
-}
-
-export function quad(bytes: Uint8Array, at: number): string {
-  return bytes.subarray(at, at + 4).join('.');
-}
-
-export function half(bytes: Uint8Array, at: number): number {
-  return (bytes[at]! << 8) | bytes[at + 1]!;
-}
-
-/** Opens a connection and brings it to ESTABLISHED; returns its first outcome. */
-export function establish(pipeline: TestPipeline, from: typeof client = client): Outcome {
-  const first = pipeline.send(tcp({ ...from, flags: 'S', seq: 1000 }));
-  pipeline.send(reply(first.out[0]!, { flags: 'SA', seq: 5000, ack: 1001 }));
-  const third = pipeline.send(tcp({ ...from, flags: 'A', seq: 1001, ack: 5001 }));
-  if (third.state !== 'ESTABLISHED') throw new Error(`state is ${third.state}`);
-  return first;
+function parse(text: string): Config {
+  const { config, problems } = parseConfig(text);
+  if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
+  return config;
 }

@@ -1,0 +1,168 @@
+import { REASON_NAMES } from '../../../lib/base/reasons.js';
+import type { FlowTable } from '../../../lib/conntrack/flow-table.js';
+import { GarbageCollector } from '../../../lib/conntrack/gc.js';
+import { flagNames, listFlows } from '../../../lib/control/flows.js';
+import { COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
+import { STAT_CUT, STAT_FORWARDED, STAT_PICKED_UP, STAT_REASONS, STAT_STATELESS } from '../../../lib/datapath/stats.js';
+import type { MemoryPacket } from '../../../lib/io/memory-device.js';
+import { formatEndpoint } from '../../../lib/wire/address.js';
+import { describe } from '../../fixtures/packet-text.js';
+import { type Outcome, TestPipeline } from '../../support/pipeline.js';
+import type { Expected } from './ends.js';
+import { backendName, type Flow, originalOf, stateOf } from './flows.js';
+import type { GatewayModel } from './gateway.js';
+import { build, type Packet } from './packets.js';
+import { keyOf, type World } from './world.js';
+
+export const START_MS = 1000;
+
+/** The pipeline that is judged, and what it shows of itself. */
+export class Real {
+  readonly pipeline: TestPipeline;
+  readonly collection: Collection;
+  /** Ids by the model's keys of backends. */
+  readonly ids = new Map<string, number>();
+
+  constructor(world: World) {
+    const { tcpEntries, anyEntries, recovering, seed } = world.setup;
+    const config = world.config();
+    const options = { tcpEntries, anyEntries, recovering, seed, batch: 2, affinityEntries: 64 };
+    this.pipeline = new TestPipeline(config, options);
+    const { identities, tcp, any } = this.pipeline;
+    this.collection = new Collection([tcp, any], START_MS);
+    for (const [i, service] of world.services.entries()) {
+      const identity = identities.service(config.services[i]!);
+      for (const [k, backend] of service.backends.entries()) {
+        this.ids.set(keyOf(service, backend), identities.backend(identity, config.services[i]!.backends[k]!).id);
+      }
+    }
+  }
+
+  /** The flows that are listed, one line each, by original tuple. */
+  list(): Map<string, string> {
+    const { tcp, any, identities, nowMs } = this.pipeline;
+    const lines = new Map<string, string>();
+    for (const flow of listFlows([tcp, any], identities, nowMs)) {
+      const ends = [flow.client, flow.vip, flow.source, flow.backend];
+      const [client, vip, source, backend] = ends.map(({ address, port }) => formatEndpoint(address, port));
+      const key = `${flow.protocol === 6 ? 'tcp' : 'udp'} ${client} > ${vip}`;
+      lines.set(
+        key,
+        `${key} as ${source} > ${backend} ${flow.serviceName}/${flow.backendName} ${flow.state} ` +
+          `[${flagNames(flow.flags).sort()}] until ${flow.expiresMs} packets ${flow.txPackets}/${flow.rxPackets} ` +
+          `bytes ${flow.txBytes}/${flow.rxBytes}`,
+      );
+    }
+    return lines;
+  }
+}
+
+/** Sends a packet to both. */
+export function send(model: GatewayModel, real: Real, packet: Packet): void {
+  const outcome = real.pipeline.send(build(packet));
+  compareOutcome(outcome, model.see(packet, { outcome, listed: new Set(real.list().keys()) }));
+}
+
+/** @throws Error when flows, counters or slots differ */
+export function compare(model: GatewayModel, real: Real): void {
+  const { pipeline } = real;
+  same('flows', [...real.list().values()].sort(), [...model.flows].map(lineOf).sort());
+  const { stats } = pipeline;
+  const { forwarded, stateless, pickedUp, cut, reasons } = model.ends.stats;
+  same(
+    'forwarded, stateless, picked up, cut',
+    [stats[STAT_FORWARDED], stats[STAT_STATELESS], stats[STAT_PICKED_UP], stats[STAT_CUT]],
+    [forwarded, stateless, pickedUp, cut],
+  );
+  for (const [id, name] of REASON_NAMES.entries()) same(name, stats[STAT_REASONS + id], reasons.get(name) ?? 0);
+  const rows = pipeline.compiled!.snapshot.counters;
+  for (const [key, id] of real.ids) {
+    const { packets, bytes, begun } = model.ends.counters.get(key) ?? NOTHING;
+    const wanted = [packets.original, bytes.original, packets.reply, bytes.reply, begun];
+    same(`counters of ${key}`, [...rows.subarray(id * COUNTER_ROWS, (id + 1) * COUNTER_ROWS)], wanted);
+  }
+  same('slots held', pipeline.device.slotsHeld, 0);
+}
+
+const NOTHING = { packets: { original: 0, reply: 0 }, bytes: { original: 0, reply: 0 }, begun: 0 };
+
+export function compareOutcome(outcome: Outcome, expected: Expected): void {
+  const { verdict, reason = '', direction = 'none', service, backend, state = '', out } = expected;
+  const { out: sent, ...account } = outcome;
+  same('account', account, { verdict, reason, direction, service, backend, state });
+  compareOut(sent, out);
+}
+
+/** The same packets, in any order. */
+export function compareOut(actual: readonly MemoryPacket[], wanted: readonly MemoryPacket[]): void {
+  if (actual.map(hex).sort().join() === wanted.map(hex).sort().join()) return;
+  const text = (packet: MemoryPacket): string => `${describe(packet.bytes)} ${hex(packet)}`;
+  same('out', actual.map(text), wanted.map(text));
+}
+
+/** Garbage collection, and the rule of its interval once more. */
+class Collection {
+  readonly #collector: GarbageCollector;
+  readonly #tables: readonly FlowTable[];
+  #intervalMs = 300_000;
+  #dueMs: number;
+  #pressedMs = Number.NEGATIVE_INFINITY;
+  /** By table, in the pass under way. */
+  #deleted: number[] | undefined;
+  #fuller = 0;
+
+  constructor(tables: readonly FlowTable[], nowMs: number) {
+    this.#tables = tables;
+    this.#collector = new GarbageCollector(tables, nowMs, null, () => 0);
+    this.#dueMs = nowMs + this.#intervalMs;
+  }
+
+  /** A slice, or all that are due. */
+  run(nowMs: number, records: number, isWhole: boolean): void {
+    const fill = this.#tables.map(({ count, capacity }) => count / capacity);
+    const isPressed = fill.some((share) => share > 0.9) && nowMs >= this.#pressedMs;
+    if (this.#deleted === undefined && (nowMs >= this.#dueMs || isPressed)) {
+      this.#deleted = [0, 0];
+      this.#fuller = fill[1]! > fill[0]! ? 1 : 0;
+    }
+    const before = this.#tables.map(({ count }) => count);
+    let isUnderWay = true;
+    do isUnderWay = this.#collector.slice(nowMs, records);
+    while (isWhole && isUnderWay);
+    const gone = this.#tables.map(({ count }, i) => before[i]! - count);
+    if (this.#deleted === undefined) same('a pass that is not due', [isUnderWay, ...gone], [false, 0, 0]);
+    else {
+      this.#deleted = this.#deleted.map((count, i) => count + gone[i]!);
+      if (!isUnderWay) this.#finish(nowMs);
+    }
+    same('interval', this.#collector.intervalMs, this.#intervalMs);
+  }
+
+  #finish(nowMs: number): void {
+    const ratio = this.#deleted![this.#fuller]! / this.#tables[this.#fuller]!.capacity;
+    if (ratio > 0.25) this.#intervalMs *= 1 - Math.min(ratio, 0.9);
+    else if (ratio > 0 && ratio < 0.05) this.#intervalMs *= 1.5;
+    this.#intervalMs = Math.min(Math.max(Math.round(this.#intervalMs / 1000) * 1000, 10_000), 43_200_000);
+    this.#dueMs = nowMs + this.#intervalMs;
+    this.#pressedMs = nowMs + 10_000;
+    this.#deleted = undefined;
+  }
+}
+
+function lineOf(flow: Flow): string {
+  const flags = [...(flow.isLoopback ? ['LBLoopback'] : []), ...(flow.tcp?.flags ?? [])].sort();
+  return (
+    `${originalOf(flow)} as ${flow.source} > ${flow.backend} ${flow.service.name}/${backendName(flow)} ${stateOf(flow)} ` +
+    `[${flags}] until ${flow.expiresMs} packets ${flow.packets.original}/${flow.packets.reply} ` +
+    `bytes ${flow.bytes.original}/${flow.bytes.reply}`
+  );
+}
+
+function hex({ bytes, vnet }: MemoryPacket): string {
+  return `${Buffer.from(bytes).toString('hex')} ${vnet ? Buffer.from(vnet).toString('hex') : ''}`;
+}
+
+function same(what: string, actual: unknown, wanted: unknown): void {
+  const [is, should] = [JSON.stringify(actual), JSON.stringify(wanted)];
+  if (is !== should) throw new Error(`${what}: is ${is}, wanted ${should}`);
+}

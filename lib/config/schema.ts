@@ -4,6 +4,7 @@ import { parseDuration } from './duration.js';
 import {
   absolutePathFault,
   addressFault,
+  addressOrCidrFault,
   cidrFault,
   clip,
   deviceNameFault,
@@ -292,6 +293,14 @@ export const configSchema = z.strictObject({
         .default('always')
         .describe('Which packets carry the VIP: all, or only those that start a flow.'),
       clampMss: z.boolean().default(true).describe('The node lowers the MSS it tells clients to what fits the tunnel.'),
+      peers: z
+        .array(
+          text('IPv4 address or range', addressOrCidrFault, () => 'must be an address or range such as 10.0.0.0/8'),
+        )
+        .default([])
+        .describe(
+          'From whom a node accepts tunnelled packets: addresses and CIDR blocks of gateways. Empty: everyone.',
+        ),
     })
     .prefault({})
     .describe('Geneve, for mode dsr.'),

@@ -16,9 +16,6 @@ export interface BatchDevice extends PacketOutput {
   /** What the last `receive` delivered. */
   readonly rx: PacketBatch;
 
-  /** What the kernel accepted, for the log and for the data path's choices. */
-  readonly features: DeviceFeatures;
-
   /** Packets whose write the kernel refused, since the device was opened. */
   readonly writeErrors: number;
 
@@ -39,6 +36,9 @@ export interface BatchDevice extends PacketOutput {
 /** The half of a device that the pipeline sees while it works on a batch. Nothing here blocks. */
 export interface PacketOutput {
   readonly memory: PacketMemory;
+
+  /** What the kernel accepted, for the log and for the data path's choices. */
+  readonly features: DeviceFeatures;
 
   /**
    * Queues the packet of `length` bytes at `offset` (of its IP header; the vnet header is right before it) for writing,

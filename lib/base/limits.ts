@@ -26,5 +26,13 @@ export const SNAT_PORT_TRIES = 32;
 /** Return-path rules per endpoint are a linear list for the kernel: beyond this, one rule per interface. */
 export const MAX_ENDPOINT_RULES = 64;
 
+/** Datagrams in one write to the device: UDP_MAX_SEGMENTS of Linux. */
+export const MAX_UDP_SEGMENTS = 128;
+
+/** Path MTUs that are lower than the device's: how many nodes, how long, and what every IPv4 host takes (RFC 791). */
+export const PATH_MTU_ENTRIES = 4096;
+export const PATH_MTU_LIFETIME_MS = 600_000;
+export const MIN_PATH_MTU = 576;
+
 /** Maglev table sizes that are accepted: primes, as the paper requires. */
 export const MAGLEV_TABLE_SIZES: readonly number[] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071];

@@ -1,7 +1,6 @@
 import { lookup } from '../balance/lookup.js';
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
-import { openAny, trackAny } from '../conntrack/any-tracker.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
   BACKEND,
@@ -18,7 +17,7 @@ import {
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
-import { account, isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
+import { isReusable } from '../conntrack/tcp-tracker.js';
 import type { PacketBatch } from '../io/device.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
@@ -31,18 +30,10 @@ import { CutStage } from './cut.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
-import {
-  BACKEND_FLAGS,
-  BACKEND_WORDS,
-  COUNTER_ROWS,
-  COUNTER_RX_BYTES,
-  COUNTER_RX_PACKETS,
-  COUNTER_TX_BYTES,
-  COUNTER_TX_PACKETS,
-  type Snapshot,
-  TAKES_NEW,
-} from './snapshot.js';
+import type { Pipeline } from './pipeline.js';
+import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
+import { trackPacket } from './track.js';
 import type { Results } from './verdict.js';
 
 /** What the first pass found a packet to be. */
@@ -71,7 +62,7 @@ const OTHER = 5;
  * Invariant: nothing leaves with a VIP as destination. A packet to a VIP is rewritten to a backend or ends here; passing on
  * is for other destinations; a client that is a VIP is never admitted; backends are no VIPs (the config is refused).
  */
-export class Gateway {
+export class Gateway implements Pipeline {
   readonly #core: Core;
   readonly #admission: Admission;
   readonly #fragments: FragmentStage;
@@ -94,12 +85,10 @@ export class Gateway {
     this.#cuts = new CutStage(this.#core);
   }
 
-  /** Row i tells what became of packet i of the last batch. */
   get results(): Results {
     return this.#core.results;
   }
 
-  /** Makes `snapshot` the configuration from the next batch on. */
   use(snapshot: Snapshot): void {
     const before = this.#core.snapshot as Snapshot | undefined;
     if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
@@ -108,7 +97,6 @@ export class Gateway {
     this.#cuts.use();
   }
 
-  /** Takes every packet of the batch to its end. `nowMs` is one moment for all of them. */
   process(batch: PacketBatch, nowMs: number): void {
     const core = this.#core;
     core.nowMs = nowMs;
@@ -144,10 +132,7 @@ export class Gateway {
     }
   }
 
-  /**
-   * Work that is due by time alone: held fragments that waited too long, flows whose backend's drain time is over. To be called
-   * after `use` as well. Returns when to call again, ms.
-   */
+  /** Held fragments that waited too long, and flows whose backend's drain time is over. */
   flushDue(nowMs: number): number {
     this.#core.nowMs = nowMs;
     return Math.min(this.#fragments.expire(), this.#cuts.run());
@@ -237,32 +222,15 @@ export class Gateway {
   /** A packet of a live flow: track, count, translate, send. */
   #follow(table: FlowTable, record: number, isReply: boolean, isNew: boolean): void {
     const core = this.#core;
-    const { packet, bytes, view, snapshot, nowMs } = core;
-    const { l4 } = packet;
-    if (packet.protocol === ipv4.PROTO_TCP) {
-      const flags = tcp.flags(bytes, l4);
-      const payload = packet.at + packet.length - l4 - tcp.dataOffset(bytes, l4);
-      const scale = (flags & tcp.SYN) !== 0 ? tcp.windowScale(bytes, l4) : -1;
-      const seq = tcp.sequence(view, l4);
-      const ack = tcp.acknowledgement(view, l4);
-      const window = tcp.window(bytes, l4);
-      if (isNew) openTcp(table, record, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
-      else trackTcp(table, record, isReply, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
-    } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
-    else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
-    account(table, record, isReply, packet.length, nowMs);
-
+    const { packet, bytes, view } = core;
+    trackPacket(core, table, record, isReply, isNew);
     const word = record * RECORD_WORDS;
     const { words } = table;
-    core.noteFlow(table, record, isReply);
     // Either direction leaves as the reverse of the other's key.
-    const counter = words[word + BACKEND_ID]! * COUNTER_ROWS;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_PACKETS : COUNTER_TX_PACKETS)]! += 1;
-    snapshot.counters[counter + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
     const source = words[word + (isReply ? VIP : RETURN)]!;
     const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
-    rewrite(view, bytes, packet.at, l4, packet.protocol, source, destination, ports, packet.partial);
+    rewrite(view, bytes, packet.at, packet.l4, packet.protocol, source, destination, ports, packet.partial);
     core.forward();
   }
 

@@ -15,6 +15,8 @@ import {
 } from '../conntrack/record.js';
 import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
+import type { TunnelSettings } from '../tunnel/encapsulation.js';
+import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
 
 /** What a snapshot is made of besides the configuration. */
@@ -151,6 +153,8 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     vipIndex: vipIndex(config.services),
     snatIndex: buildLookup(config.snat.addresses.map(({ word }) => entry(word, 0, 0, 1))),
     endpointIndex: endpointIndex(parts),
+    tunnel: tunnelOf(config),
+    nodeIndex: nodeIndex(services, backends),
     ranges: sharedFrom(Uint32Array, ranges),
     snatAddresses: sharedFrom(
       Int32Array,
@@ -267,6 +271,27 @@ function endpointIndex(parts: readonly Part[]): Int32Array {
       entry(address, port, protocol, maglev.length === 1 ? maglev[0]! : -1),
     ),
   );
+}
+
+function tunnelOf({ tunnel, device }: Config): TunnelSettings {
+  return {
+    address: (tunnel.address?.word ?? 0) | 0,
+    port: tunnel.port,
+    vni: tunnel.vni,
+    inner: tunnel.inner === 'ethernet' ? INNER_ETHERNET : INNER_IPV4,
+    isOptionAlways: tunnel.option === 'always',
+    mtu: device.mtu,
+  };
+}
+
+/** Nodes of removed backends too, while flows to them are kept. */
+function nodeIndex(services: Int32Array, backends: Int32Array): Int32Array {
+  const nodes: LookupEntry[] = [];
+  for (let at = S.BACKEND_WORDS; at < backends.length; at += S.BACKEND_WORDS) {
+    const service = backends[at + S.BACKEND_SERVICE]! * S.SERVICE_WORDS;
+    if (services[service + S.SERVICE_MODE] === S.MODE_DSR) nodes.push(entry(backends[at + S.BACKEND_NODE]!, 0, 0, 1));
+  }
+  return buildLookup(nodes);
 }
 
 function timeoutsOf({ conntrack: { timeoutsMs } }: Config): Float64Array {

@@ -4,12 +4,9 @@ import type { Config } from '../config/config.js';
 /** What a valid configuration may ask for and this build, or this moment, cannot do. */
 
 /** One sentence for each: what is asked for and cannot be had. */
-export function missingParts({ role, services, conntrack }: Config): string[] {
+export function missingParts({ role, conntrack }: Config): string[] {
   const missing: string[] = [];
   if (role === 'node') missing.push('this build has no role node');
-  for (const { name, mode } of services) {
-    if (mode === 'dsr') missing.push(`service ${name} asks for mode dsr, which this build does not have`);
-  }
   if (conntrack.stateFile !== null) missing.push('this build cannot keep its connections in conntrack.stateFile');
   return missing;
 }
@@ -18,11 +15,7 @@ export function missingParts({ role, services, conntrack }: Config): string[] {
 export function requireSupported(config: Config): void {
   const missing = missingParts(config);
   if (missing.length === 0) return;
-  throw new WeirError(
-    'NOT_SUPPORTED',
-    missing.join('; '),
-    'Use role gateway and modes dnat and snat, without a stateFile.',
-  );
+  throw new WeirError('NOT_SUPPORTED', missing.join('; '), 'Use role gateway, without a stateFile.');
 }
 
 /** The settings that are read at the start only. */

@@ -5,7 +5,7 @@ import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
-import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT } from '../conntrack/record.js';
+import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT, TYPE_SVC } from '../conntrack/record.js';
 import { isReusable } from '../conntrack/tcp-tracker.js';
 import { type AllocatedPort, allocatePort, type PortPool, type PortProbe } from '../nat/ports.js';
 import { rewrite } from '../nat/rewrite.js';
@@ -13,6 +13,7 @@ import { PORT_UNREACHABLE } from '../wire/icmp.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -27,6 +28,7 @@ import {
   COUNTER_ROWS,
   MAGLEV_AT,
   MAGLEV_SIZE,
+  MODE_DSR,
   MODE_SNAT,
   NO_BACKEND_DROP,
   RANGES_AT,
@@ -46,17 +48,23 @@ export const SENT_STATELESS = -2;
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
  * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
- * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (maglev without snat), else refused;
- * 3. a backend is chosen: by affinity, then by the algorithm;
+ * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
+ *    refused;
+ * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
+ *    by the hash;
  * 4. its reply tuple must be free. Taken by a closing or expired flow: that one goes. Taken by a live one: another source
  *    port if there is an snat pool, else the next backend in order, else refused. The chosen backend being the client itself
  *    (hairpin) needs a source of weir's own in the same way;
- * 5. one record under two keys. No room: a maglev flow goes on without one, any other is dropped.
+ *    (hairpin) needs a source of weir's own in the same way. In dsr replies do not come here, so that only a hairpin is
+ *    refused, and a packet that does not fit the tunnel;
+ * 5. one record under two keys, in dsr under one. No room: a flow that the hash alone decides goes on without, any other is
+ *    dropped.
  *
  * A refusal leaves nothing behind.
  */
 export class Admission implements PortProbe {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #affinity = new AffinityTable();
   readonly #port: AllocatedPort = { address: 0, port: 0 };
   #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
@@ -71,8 +79,9 @@ export class Admission implements PortProbe {
   /** Until when flows without a record may have replies that need picking up: set by a full table. */
   statelessUntilMs = Number.NEGATIVE_INFINITY;
 
-  constructor(core: Core) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
+    this.#dsr = dsr;
   }
 
   use(): void {
@@ -106,7 +115,9 @@ export class Admission implements PortProbe {
     const isMaglev = (services[row + SERVICE_FLAGS]! & SERVICE_MAGLEV) !== 0;
     const tcpFlags = isTcp ? tcp.flags(this.#core.bytes, packet.l4) : 0;
     const midStream = isTcp && !tcp.isOpeningSyn(tcpFlags);
-    if (midStream && (!isMaglev || mode === MODE_SNAT)) {
+    const isDsr = mode === MODE_DSR;
+    const isByHash = isDsr || (isMaglev && mode !== MODE_SNAT);
+    if (midStream && !isByHash) {
       this.#core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
       return -1;
     }
@@ -120,22 +131,23 @@ export class Admission implements PortProbe {
     }
 
     if (midStream && (tcpFlags & tcp.RST) !== 0) {
-      this.#forwardLoneRst(service, row, choice);
+      this.#forwardLoneRst(service, row, choice, isDsr);
       return -1;
     }
-    const refusal = this.#settleTuple(row, choice, mode);
+    const refusal = isDsr ? this.#settleOneWay(row, choice) : this.#settleTuple(row, choice, mode);
     if (refusal !== 0) {
       this.#core.drop(refusal);
       return -1;
     }
     this.#core.noteChoice(service, this.#backendId);
+    if (isDsr && !this.#dsr.accepts(this.#dsr.nodeOf(this.#backendId))) return -1;
 
-    const record = this.#insert(service);
+    const record = this.#insert(service, isDsr ? TYPE_SVC : TYPE_OUT);
     if (record < 0) {
-      if (isMaglev && mode !== MODE_SNAT && this.#returnAddress === packet.source) {
+      if (isByHash && this.#returnAddress === packet.source) {
         this.#core.stats[STAT_STATELESS]! += 1;
-        this.statelessUntilMs = this.#core.nowMs + snapshot.recoveryMs;
-        this.#forwardStateless();
+        if (!isDsr) this.statelessUntilMs = this.#core.nowMs + snapshot.recoveryMs;
+        this.#forwardStateless(isDsr, true);
       } else this.#core.drop(REASON['table-full']);
       return -1;
     }
@@ -243,11 +255,15 @@ export class Admission implements PortProbe {
         for (let i = 0; i < count; i++) if (choices[(at + i) * 2] === remembered) return i;
       }
     }
-    if (services[row + MAGLEV_SIZE] !== 0) {
-      const hash = this.#hash(row, packet.source, packet.sourcePort, packet.destinationPort);
-      return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+    const isDsr = services[row + SERVICE_MODE] === MODE_DSR;
+    if (services[row + MAGLEV_SIZE] === 0 && !isDsr) {
+      return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
     }
-    return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
+    const hash = this.#hash(row, packet.source, packet.sourcePort, packet.destinationPort);
+    if (services[row + MAGLEV_SIZE] === 0) {
+      return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, hash);
+    }
+    return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
   }
 
   #hash(row: number, client: number, clientPort: number, vipPort: number): number {
@@ -283,6 +299,15 @@ export class Admission implements PortProbe {
     return REASON['reply-tuple-clash'];
   }
 
+  /** Nobody's replies come here: any source will do, but not the backend as its own client. */
+  #settleOneWay(row: number, choice: number): number {
+    const { packet } = this.#core;
+    this.#consider(row, choice);
+    this.#returnAddress = packet.source;
+    this.#returnPort = packet.sourcePort;
+    return this.#backendAddress === packet.source ? REASON['hairpin-refused'] : 0;
+  }
+
   #allocate(): number {
     const { packet, random } = this.#core;
     const clientHash = flowHash(0, 0, packet.source, 0, 0, 0);
@@ -310,12 +335,12 @@ export class Admission implements PortProbe {
     return true;
   }
 
-  #insert(service: number): number {
+  #insert(service: number, type: number): number {
     const { packet, nowMs } = this.#core;
     const table: FlowTable = this.#core.tableOf(packet.protocol);
     const record = table.insert(
       packet.protocol,
-      TYPE_OUT,
+      type,
       packet.source,
       packet.destination,
       packet.ports,
@@ -339,31 +364,24 @@ export class Admission implements PortProbe {
   }
 
   /** A lone RST is told to the backend that would have the flow, and leaves nothing behind. */
-  #forwardLoneRst(service: number, row: number, choice: number): void {
+  #forwardLoneRst(service: number, row: number, choice: number, isDsr: boolean): void {
     this.#consider(row, choice);
     this.#core.noteChoice(service, this.#backendId);
     const { source, sourcePort } = this.#core.packet;
     if (this.#backendAddress === source) this.#core.drop(REASON['unknown-flow']);
-    else if (!this.#freeReplyTuple(source, sourcePort, false)) this.#core.drop(REASON['reply-tuple-clash']);
-    else this.#forwardStateless();
+    else if (isDsr) {
+      if (this.#dsr.accepts(this.#dsr.nodeOf(this.#backendId))) this.#forwardStateless(true, false);
+    } else if (!this.#freeReplyTuple(source, sourcePort, false)) this.#core.drop(REASON['reply-tuple-clash']);
+    else this.#forwardStateless(false, false);
   }
 
   /** Rewrites for the considered backend without a record: the hash alone leads every packet of this flow there. */
-  #forwardStateless(): void {
+  #forwardStateless(isDsr: boolean, startsFlow: boolean): void {
     const core = this.#core;
-    const { packet } = core;
-    const ports = (packet.ports & ~0xffff) | this.#backendPort;
-    rewrite(
-      core.view,
-      core.bytes,
-      packet.at,
-      packet.l4,
-      packet.protocol,
-      packet.source,
-      this.#backendAddress,
-      ports,
-      packet.partial,
-    );
-    core.forward();
+    const { at, l4, protocol, source, destination, ports, partial } = core.packet;
+    const toBackend = (ports & ~0xffff) | this.#backendPort;
+    rewrite(core.view, core.bytes, at, l4, protocol, source, this.#backendAddress, toBackend, partial);
+    if (isDsr) this.#dsr.forward(this.#dsr.nodeOf(this.#backendId), source, destination, ports, protocol, startsFlow);
+    else core.forward();
   }
 }

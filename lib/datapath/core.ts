@@ -7,6 +7,7 @@ import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../connt
 import type { PacketOutput } from '../io/device.js';
 import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/answer.js';
 import { AnswerLimiter } from '../nat/rate-limit.js';
+import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import type { Snapshot } from './snapshot.js';
@@ -46,6 +47,8 @@ export class Core {
   nowMs = 0;
   /** The record the packet in hand belongs to, -1: none. */
   lastRecord = -1;
+  /** The node it left for through a tunnel, 0: none. */
+  lastNode = 0;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
 
@@ -98,14 +101,25 @@ export class Core {
     this.results.direction[this.packet.row] = DIRECTION_REPLY;
   }
 
-  /** Sends the rewritten packet on. */
-  forward(): void {
+  /** Sends the rewritten packet on, with what was put before it. */
+  forward(at = this.packet.at): void {
     const { packet, stats } = this;
+    const length = packet.at + packet.length - at;
     this.results.verdict[packet.row] = FORWARD;
     stats[STAT_FORWARDED]! += 1;
     stats[STAT_TX_PACKETS]! += 1;
-    stats[STAT_TX_BYTES]! += packet.length;
-    this.output.transmit(packet.slot, packet.at, packet.length);
+    stats[STAT_TX_BYTES]! += length;
+    this.output.transmit(packet.slot, at, length);
+  }
+
+  /** The packet was sent on in other slots. */
+  forwarded(writes: number, bytes: number): void {
+    const { packet, stats } = this;
+    this.results.verdict[packet.row] = FORWARD;
+    stats[STAT_FORWARDED]! += 1;
+    stats[STAT_TX_PACKETS]! += writes;
+    stats[STAT_TX_BYTES]! += bytes;
+    this.output.release(packet.slot);
   }
 
   /** Sends the packet on as it came (rule 8). */
@@ -141,6 +155,15 @@ export class Core {
     if (this.#mayAnswer(otherwise)) {
       answerUnreachable(this.output.memory, this.packet.at, this.packet.length, code, 0, this.#answer);
       this.#sendAnswer(REASON.unreachable);
+    }
+  }
+
+  /** Answers that no more than `mtu` bytes get through, or drops. */
+  rejectTooBig(mtu: number): void {
+    if (this.#mayAnswer(REASON['mtu-exceeded'])) {
+      const { memory } = this.output;
+      answerUnreachable(memory, this.packet.at, this.packet.length, FRAGMENTATION_NEEDED, mtu, this.#answer);
+      this.#sendAnswer(REASON['frag-needed']);
     }
   }
 

@@ -8,6 +8,7 @@ import { packetOffset } from '../io/device.js';
 import { rewriteAddresses } from '../nat/rewrite.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
 import { STAT_REASONS } from './stats.js';
 import { DIRECTION_REPLY, DROP, FORWARD, PASS, REPLY } from './verdict.js';
 
@@ -22,6 +23,9 @@ interface Decision {
   readonly service: number;
   readonly backend: number;
   readonly direction: number;
+  /** The node it left for through a tunnel, 0: none; and the ports it came with. */
+  readonly node: number;
+  readonly ports: number;
   /** Its record, to be counted for while its generation is the same; -1: none. */
   readonly record: number;
   readonly generation: number;
@@ -30,10 +34,13 @@ interface Decision {
 /** Rule 7: the stage for fragments of TCP and UDP. The first goes the way of whole packets, then leads the others. */
 export class FragmentStage {
   readonly #core: Core;
+  readonly #dsr: DsrStage | null;
   readonly #tracker = new FragmentTracker<Decision>();
 
-  constructor(core: Core) {
+  /** @param dsr null: nothing leaves through a tunnel */
+  constructor(core: Core, dsr: DsrStage | null = null) {
     this.#core = core;
+    this.#dsr = dsr;
   }
 
   /**
@@ -102,6 +109,8 @@ export class FragmentStage {
       service,
       backend: results.backend[row]!,
       direction: results.direction[row]!,
+      node: forwarded ? this.#core.lastNode : 0,
+      ports: packet.ports,
       record,
       generation: record < 0 ? 0 : table.words[record * RECORD_WORDS + COMMIT]!,
     };
@@ -121,18 +130,24 @@ export class FragmentStage {
       core.drop(decision.reason);
       return;
     }
-    const table = core.tableOf(packet.protocol);
-    const { record } = decision;
+    const { record, node, ports } = decision;
+    const { protocol } = packet;
+    if (node !== 0 && !this.#dsr!.accepts(node)) return;
+    const table = core.tableOf(protocol);
     if (record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation) {
       const isReply = decision.direction === DIRECTION_REPLY;
       const { timeouts } = core.snapshot;
-      if (packet.protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
+      if (protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
       else trackAny(table, record, isReply, nowMs, timeouts);
       account(table, record, isReply, packet.length, nowMs);
       results.state[packet.row] = table.bytes[record * RECORD_BYTES + STATE]!;
     }
     rewriteAddresses(core.view, core.bytes, packet.at, decision.source, decision.destination);
-    core.forward();
+    if (node === 0) core.forward();
+    else {
+      const startsFlow = protocol !== ipv4.PROTO_TCP;
+      this.#dsr!.forward(node, packet.source, packet.destination, ports, protocol, startsFlow);
+    }
   }
 }
 

@@ -14,6 +14,8 @@ import {
   RETURN,
   SEEN_NON_SYN,
   STATE,
+  TYPE,
+  TYPE_SVC,
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
@@ -27,6 +29,7 @@ import { isPartial } from '../wire/vnet.js';
 import { Admission, SENT_STATELESS } from './admit.js';
 import { Core, type PipelineParts } from './core.js';
 import { CutStage } from './cut.js';
+import { DsrStage } from './dsr.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
@@ -49,7 +52,7 @@ const OTHER = 5;
  * with one reason. Runs to completion, allocates nothing for packets of known flows, never throws.
  *
  *     check -> (touch) -> conntrack --hit--> track -> rewrite -> forward
- *                             |miss
+ *                             |miss                            \-- dsr: into the tunnel -> forward
  *                             +-- to a VIP: service -> admit -> insert -> rewrite -> forward
  *                             +-- to an snat address: drop
  *                             +-- else: pass
@@ -64,6 +67,7 @@ const OTHER = 5;
  */
 export class Gateway implements Pipeline {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #admission: Admission;
   readonly #fragments: FragmentStage;
   readonly #icmp: IcmpStage;
@@ -79,10 +83,11 @@ export class Gateway implements Pipeline {
 
   constructor(parts: PipelineParts) {
     this.#core = new Core(parts);
-    this.#admission = new Admission(this.#core);
-    this.#fragments = new FragmentStage(this.#core);
-    this.#icmp = new IcmpStage(this.#core);
-    this.#cuts = new CutStage(this.#core);
+    this.#dsr = new DsrStage(this.#core);
+    this.#admission = new Admission(this.#core, this.#dsr);
+    this.#fragments = new FragmentStage(this.#core, this.#dsr);
+    this.#icmp = new IcmpStage(this.#core, this.#dsr);
+    this.#cuts = new CutStage(this.#core, this.#dsr);
   }
 
   get results(): Results {
@@ -93,6 +98,7 @@ export class Gateway implements Pipeline {
     const before = this.#core.snapshot as Snapshot | undefined;
     if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
     this.#core.snapshot = snapshot;
+    this.#dsr.use();
     this.#admission.use();
     this.#cuts.use();
   }
@@ -121,6 +127,7 @@ export class Gateway implements Pipeline {
       }
       packet.load(core.view, bytes);
       core.lastRecord = -1;
+      core.lastNode = 0;
       if (kind <= UDP_FLOW) {
         packet.ports = tcp.ports(core.view, packet.l4);
         packet.hash = this.#hash[row]!;
@@ -210,6 +217,7 @@ export class Gateway implements Pipeline {
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
     const at = record * RECORD_BYTES;
+    if (table.bytes[at + TYPE] === TYPE_SVC && snapshot.tunnel.address === 0) return true;
     if (packet.protocol === ipv4.PROTO_TCP) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
@@ -223,15 +231,26 @@ export class Gateway implements Pipeline {
   #follow(table: FlowTable, record: number, isReply: boolean, isNew: boolean): void {
     const core = this.#core;
     const { packet, bytes, view } = core;
-    trackPacket(core, table, record, isReply, isNew);
     const word = record * RECORD_WORDS;
     const { words } = table;
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    const node = isOneWay ? this.#dsr.nodeOf(words[word + BACKEND_ID]!) : 0;
+    if (isOneWay && !isNew) {
+      core.noteFlow(table, record, false);
+      if (!this.#dsr.accepts(node)) return;
+    }
+    trackPacket(core, table, record, isReply, isNew);
     // Either direction leaves as the reverse of the other's key.
     const source = words[word + (isReply ? VIP : RETURN)]!;
     const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
     rewrite(view, bytes, packet.at, packet.l4, packet.protocol, source, destination, ports, packet.partial);
-    core.forward();
+    if (!isOneWay) {
+      core.forward();
+      return;
+    }
+    const startsFlow = isNew || packet.protocol !== ipv4.PROTO_TCP || (tcp.flags(bytes, packet.l4) & tcp.SYN) !== 0;
+    this.#dsr.forward(node, packet.source, packet.destination, packet.ports, packet.protocol, startsFlow);
   }
 
   /** No record: a new flow, something for weir to refuse, or not weir's. */

@@ -1,3 +1,4 @@
+import type { PacketMemory } from '../io/device.js';
 import {
   DSR_OPTION_BYTES,
   ETHERNET_HEADER_BYTES,
@@ -9,6 +10,7 @@ import {
 } from '../wire/geneve.js';
 import * as ipv4 from '../wire/ipv4.js';
 import * as udp from '../wire/udp.js';
+import * as vnet from '../wire/vnet.js';
 
 /**
  * What stands before a packet in the tunnel. Two parts, since several packets to one node may share the first (cut.ts):
@@ -68,6 +70,26 @@ export function overheadBytes(inner: number): number {
 /** Bytes between the outer UDP header and the inner packet. */
 export function tunnelHeaderBytes(inner: number, hasVip: boolean): number {
   return GENEVE_HEADER_BYTES + (hasVip ? DSR_OPTION_BYTES : 0) + (inner === INNER_ETHERNET ? ETHERNET_HEADER_BYTES : 0);
+}
+
+/**
+ * Puts both headers before the packet of `length` bytes at `at`, whose checksums are full, and clears the vnet header before them.
+ *
+ * @returns the offset of the outer header
+ */
+export function encapsulate(
+  { bytes, view }: PacketMemory,
+  at: number,
+  length: number,
+  settings: TunnelSettings,
+  route: TunnelRoute,
+): number {
+  const tunnel = at - tunnelHeaderBytes(settings.inner, route.hasVip);
+  const outer = tunnel - OUTER_HEADER_BYTES;
+  writeTunnelHeader(view, bytes, tunnel, settings, route);
+  writeOuterHeader(view, bytes, outer, settings, route, at + length - tunnel, ipv4.tos(bytes, at));
+  vnet.clear(bytes, outer);
+  return outer;
 }
 
 /** Writes the tunnel header that begins at `at`. */

@@ -88,7 +88,7 @@ t.test('what this build cannot do', async (t) => {
   const node = configOf('role: node\ntunnel: { address: 192.0.2.1 }');
   t.throws(() => requireSupported(node), { code: 'NOT_SUPPORTED', message: /role node/ });
   const dsr = configOf(`tunnel: { address: 192.0.2.1 }\nservices:\n${service('v', '10.96.0.1', [B1], 'mode: dsr,')}`);
-  t.throws(() => requireSupported(dsr), { code: 'NOT_SUPPORTED', message: /service v asks for mode dsr/ });
+  requireSupported(dsr);
   const stateFile = configOf('conntrack: { stateFile: /run/weir/conntrack }');
   t.throws(() => requireSupported(stateFile), { code: 'NOT_SUPPORTED', message: /stateFile/ });
   requireSupported(file(service('web', '10.96.0.1', [B1])));

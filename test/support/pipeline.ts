@@ -26,13 +26,14 @@ export interface PipelineOptions {
   readonly anyEntries?: number;
   readonly seed?: number;
   readonly recovering?: boolean;
+  readonly device?: MemoryDevice;
 }
 
 /** The gateway's pipeline on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
-  readonly device = new MemoryDevice();
+  readonly device: MemoryDevice;
   readonly stats = allocateStats();
   readonly gateway: Gateway;
   readonly identities = new Identities();
@@ -42,9 +43,16 @@ export class TestPipeline {
 
   constructor(
     config: string,
-    { tcpEntries = 1024, anyEntries = 1024, seed = 1, recovering = false }: PipelineOptions = {},
+    {
+      tcpEntries = 1024,
+      anyEntries = 1024,
+      seed = 1,
+      recovering = false,
+      device = new MemoryDevice(),
+    }: PipelineOptions = {},
   ) {
     const secret = { k0: seed, k1: ~seed };
+    this.device = device;
     this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
     this.any = new FlowTable(allocateTable(anyEntries, secret));
     this.gateway = new Gateway({

@@ -17,7 +17,10 @@ import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
 import type { TunnelSettings } from '../tunnel/encapsulation.js';
 import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
+import { isAtNode, nodeSettings } from './compile-node.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
+import type { ReturnEndpoint } from './network-plan.js';
+import { shared, sharedFrom } from './shared-arrays.js';
 
 /** What a snapshot is made of besides the configuration. */
 export interface CompileState {
@@ -27,6 +30,8 @@ export interface CompileState {
   readonly nowMs: number;
   /** The snapshot this one replaces. */
   readonly previous?: Compiled;
+  /** Of a node: the endpoints whose answers the kernel leads in; without it, that is not weir's affair. */
+  readonly ledIn?: readonly ReturnEndpoint[];
 }
 
 /** A snapshot and what control must remember of it to make the next. */
@@ -142,6 +147,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     else fillMaglev(into, choices, protocol, key);
   }
 
+  const isNode = config.role === 'node';
   const snapshot: Snapshot = {
     version: (previous?.snapshot.version ?? 0) + 1,
     services,
@@ -150,11 +156,12 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     choices: sharedFrom(Int32Array, choiceRows),
     maglev,
     serviceIndex: buildLookup(parts.map(({ identity: { vip, port, protocol, id } }) => entry(vip, port, protocol, id))),
-    vipIndex: vipIndex(config.services),
-    snatIndex: buildLookup(config.snat.addresses.map(({ word }) => entry(word, 0, 0, 1))),
-    endpointIndex: endpointIndex(parts),
+    vipIndex: vipIndex(isNode ? [] : config.services),
+    snatIndex: buildLookup((isNode ? [] : config.snat.addresses).map(({ word }) => entry(word, 0, 0, 1))),
+    endpointIndex: endpointIndex(isNode ? partsAtNode(config, parts) : parts, isNode ? 'dsr' : 'dnat'),
     tunnel: tunnelOf(config),
-    nodeIndex: nodeIndex(services, backends),
+    nodeIndex: isNode ? buildLookup([]) : nodeIndex(services, backends),
+    node: isNode ? nodeSettings(config, parts.flatMap(membersOf), state.ledIn ?? null) : null,
     ranges: sharedFrom(Uint32Array, ranges),
     snatAddresses: sharedFrom(
       Int32Array,
@@ -256,13 +263,32 @@ function vipIndex(services: readonly ServiceConfig[]): Int32Array {
   return buildLookup([...bits].map(([address, value]) => entry(address, 0, 0, value)));
 }
 
-function endpointIndex(parts: readonly Part[]): Int32Array {
+/** Those backends of each service that a node answers for. */
+function partsAtNode(config: Config, parts: readonly Part[]): Part[] {
+  return parts.map((part) => ({
+    ...part,
+    backends: part.backends.filter(({ backend }) => isAtNode(config, part.service, backend)),
+  }));
+}
+
+function membersOf({ identity: { id, protocol }, backends }: Part) {
+  return backends.map(({ identity: { id: backend, address, port } }) => ({
+    service: id,
+    backend,
+    address,
+    port,
+    protocol,
+  }));
+}
+
+/** @param mode of services that replies may be picked up for */
+function endpointIndex(parts: readonly Part[], mode: ServiceConfig['mode']): Int32Array {
   const owners = new Map<string, { backend: BackendIdentity; protocol: number; maglev: number[] }>();
   for (const { service, identity, backends } of parts) {
     for (const { identity: backend } of backends) {
       const key = `${backend.address}:${backend.port}/${identity.protocol}`;
       const owner = owners.get(key) ?? { backend, protocol: identity.protocol, maglev: [] };
-      if (service.algorithm === 'maglev' && service.mode === 'dnat') owner.maglev.push(identity.id);
+      if (service.algorithm === 'maglev' && service.mode === mode) owner.maglev.push(identity.id);
       owners.set(key, owner);
     }
   }
@@ -317,22 +343,4 @@ function countersFor(rows: number, previous: Float64Array | undefined): Float64A
 
 function entry(address: number, port: number, protocol: number, value: number): LookupEntry {
   return { address, port, protocol, value };
-}
-
-interface SharedArray<T> {
-  readonly BYTES_PER_ELEMENT: number;
-  new (buffer: SharedArrayBuffer): T;
-}
-
-function shared<T>(Kind: SharedArray<T>, length: number): T {
-  return new Kind(new SharedArrayBuffer(length * Kind.BYTES_PER_ELEMENT));
-}
-
-function sharedFrom<T extends { set(values: ArrayLike<number>): void }>(
-  Kind: SharedArray<T>,
-  values: readonly number[],
-): T {
-  const array = shared(Kind, values.length);
-  array.set(values);
-  return array;
 }

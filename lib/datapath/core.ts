@@ -63,6 +63,13 @@ export class Core {
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
   }
 
+  /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */
+  use(snapshot: Snapshot): void {
+    const before = this.snapshot as Snapshot | undefined;
+    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
+    this.snapshot = snapshot;
+  }
+
   tableOf(protocol: number): FlowTable {
     return protocol === PROTO_TCP ? this.tcp : this.any;
   }
@@ -129,6 +136,20 @@ export class Core {
     stats[STAT_TX_PACKETS]! += 1;
     stats[STAT_TX_BYTES]! += packet.length;
     this.output.transmit(packet.slot, packet.at, packet.length);
+  }
+
+  /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
+  passUntracked(): void {
+    const { packet, snapshot } = this;
+    const refused =
+      snapshot.dropUntracked && lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, packet.protocol) !== 0;
+    if (refused) this.drop(REASON['untracked-reply']);
+    else this.pass();
+  }
+
+  /** Drops what does not have the slot for itself: it stays whose it is. */
+  refuse(reason: number): void {
+    this.#settle(DROP, reason);
   }
 
   drop(reason: number): void {

@@ -37,7 +37,7 @@ import type { Pipeline } from './pipeline.js';
 import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import { trackPacket } from './track.js';
-import type { Results } from './verdict.js';
+import { clearResult, type Results } from './verdict.js';
 
 /** What the first pass found a packet to be. */
 const BAD = 0;
@@ -95,9 +95,7 @@ export class Gateway implements Pipeline {
   }
 
   use(snapshot: Snapshot): void {
-    const before = this.#core.snapshot as Snapshot | undefined;
-    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
-    this.#core.snapshot = snapshot;
+    this.#core.use(snapshot);
     this.#dsr.use();
     this.#admission.use();
     this.#cuts.use();
@@ -112,11 +110,7 @@ export class Gateway implements Pipeline {
 
     const { results, packet, bytes } = core;
     for (let row = 0; row < batch.count; row++) {
-      results.reason[row] = 0;
-      results.direction[row] = 0;
-      results.service[row] = 0;
-      results.backend[row] = 0;
-      results.state[row] = 0;
+      clearResult(results, row);
       packet.row = row;
       packet.slot = batch.slot[row]!;
       packet.at = batch.offset[row]!;
@@ -276,17 +270,7 @@ export class Gateway implements Pipeline {
       this.#follow(table, picked, true, false);
       return;
     }
-    if (picked !== SENT_STATELESS) this.#passOn();
-  }
-
-  /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
-  #passOn(): void {
-    const core = this.#core;
-    const { packet, snapshot } = core;
-    const refused =
-      snapshot.dropUntracked && lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, packet.protocol) !== 0;
-    if (refused) core.drop(REASON['untracked-reply']);
-    else core.pass();
+    if (picked !== SENT_STATELESS) core.passUntracked();
   }
 
   /** The drain time of the flow's backend is over, and the sweep has not come to it yet. */

@@ -1,4 +1,5 @@
 import type { TunnelSettings } from '../tunnel/encapsulation.js';
+import type { NodeSettings } from './node-settings.js';
 
 /**
  * What the data path knows of the configuration: flat typed arrays over SharedArrayBuffers, so that handing a snapshot to the
@@ -46,8 +47,11 @@ export interface Snapshot {
    */
   readonly endpointIndex: Int32Array;
 
-  /** The gateway's tunnels. */
+  /** The gateway's tunnels; of a node, whose end `address` and `port` are. */
   readonly tunnel: TunnelSettings;
+
+  /** Of a node; null: this is a gateway. */
+  readonly node: NodeSettings | null;
 
   /** (node, 0, 0) -> 1, for every node that flows may be sent to. */
   readonly nodeIndex: Int32Array;

@@ -88,7 +88,7 @@ t.test(`${PACKETS} mutated packets`, async (t) => {
     done += size;
     pipeline.nowMs += below(random, 2000);
     const [first] = pipeline.sendBatch(batch);
-    pipeline.gateway.flushDue(pipeline.nowMs);
+    pipeline.flushDue();
     const soundIn = batch.every((packet) => isSound(packet));
     for (const out of first!.out) {
       emitted++;

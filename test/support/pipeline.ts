@@ -6,7 +6,11 @@ import { allocateTable } from '../../lib/conntrack/memory.js';
 import { STATE_NAMES } from '../../lib/conntrack/record.js';
 import { type Compiled, compile } from '../../lib/control/compile.js';
 import { Identities } from '../../lib/control/identity.js';
+import type { ReturnEndpoint } from '../../lib/control/network-plan.js';
+import type { AskForEndpoint } from '../../lib/datapath/endpoints.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
+import { Node } from '../../lib/datapath/node.js';
+import type { Pipeline } from '../../lib/datapath/pipeline.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
@@ -27,19 +31,21 @@ export interface PipelineOptions {
   readonly seed?: number;
   readonly recovering?: boolean;
   readonly device?: MemoryDevice;
+  /** Of a node: takes what traffic teaches it. */
+  readonly ask?: AskForEndpoint;
 }
 
-/** The gateway's pipeline on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
+/** The pipeline of a role on a memory device, from a configuration's text: packets in, outcomes out, time by hand. */
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
   readonly device: MemoryDevice;
   readonly stats = allocateStats();
-  readonly gateway: Gateway;
   readonly identities = new Identities();
   readonly down = new Set<number>();
   compiled: Compiled | undefined;
   nowMs = 1000;
+  readonly pipeline: Pipeline;
 
   constructor(
     config: string,
@@ -48,6 +54,7 @@ export class TestPipeline {
       anyEntries = 1024,
       seed = 1,
       recovering = false,
+      ask,
       device = new MemoryDevice(),
     }: PipelineOptions = {},
   ) {
@@ -55,26 +62,34 @@ export class TestPipeline {
     this.device = device;
     this.tcp = new FlowTable(allocateTable(tcpEntries, secret));
     this.any = new FlowTable(allocateTable(anyEntries, secret));
-    this.gateway = new Gateway({
+    const parts = {
       tcp: this.tcp,
       any: this.any,
       output: this.device,
       random: seededRandom(seed),
       stats: this.stats,
       ...(recovering ? { recoveringSince: this.nowMs } : {}),
-    });
+    };
+    this.pipeline = parseConfig(config).config?.role === 'node' ? new Node(parts, ask) : new Gateway(parts);
     this.configure(config);
   }
 
-  configure(text: string): void {
+  /** @param ledIn of a node: the endpoints whose answers are led in */
+  configure(text: string, ledIn?: readonly ReturnEndpoint[]): void {
     const { config, problems } = parseConfig(text);
     if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
     this.compiled = compile(config, this.identities, {
       isUp: (backend) => !this.down.has(backend),
       nowMs: this.nowMs,
       ...(this.compiled ? { previous: this.compiled } : {}),
+      ...(ledIn ? { ledIn } : {}),
     });
-    this.gateway.use(this.compiled.snapshot);
+    this.pipeline.use(this.compiled.snapshot);
+  }
+
+  /** Does what is due by time alone; returns when there is more. */
+  flushDue(nowMs = this.nowMs): number {
+    return this.pipeline.flushDue(nowMs);
   }
 
   /** One packet in a batch of its own. */
@@ -87,8 +102,8 @@ export class TestPipeline {
     this.device.push(...packets.map((packet) => (packet instanceof Uint8Array ? { bytes: packet } : packet)));
     const count = this.device.receive();
     this.device.sent = [];
-    this.gateway.process(this.device.rx, this.nowMs);
-    const { verdict, reason, direction, service, backend, state } = this.gateway.results;
+    this.pipeline.process(this.device.rx, this.nowMs);
+    const { verdict, reason, direction, service, backend, state } = this.pipeline.results;
     return Array.from({ length: count }, (_, i) => ({
       verdict: VERDICT_NAMES[verdict[i]!]!,
       reason: reason[i] === 0 ? '' : REASON_NAMES[reason[i]!]!,

@@ -37,6 +37,9 @@ export const MIN_PATH_MTU = 576;
 /** On a node, an entry that was idle for this long gives way to a flow of another VIP with the same reply tuple. */
 export const TAKEOVER_IDLE_MS = 60_000;
 
+/** Direct connections a node remembers as such while it recovers. */
+export const DIRECT_CONNECTIONS = 4096;
+
 /** Endpoints a node learns from traffic; packets that wait for one, and how long; when one that was not learned is asked for anew. */
 export const LEARNED_ENDPOINTS = 64;
 export const ASKED_ENDPOINTS = 1024;

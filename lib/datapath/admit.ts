@@ -1,6 +1,5 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
-import { lookup } from '../balance/lookup.js';
 import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
@@ -14,6 +13,7 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { ReplyPickUp, selectionHash } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -65,6 +65,7 @@ export const SENT_STATELESS = -2;
 export class Admission implements PortProbe {
   readonly #core: Core;
   readonly #dsr: DsrStage;
+  readonly #pickUp: ReplyPickUp;
   readonly #affinity = new AffinityTable();
   readonly #port: AllocatedPort = { address: 0, port: 0 };
   #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
@@ -82,6 +83,7 @@ export class Admission implements PortProbe {
   constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
     this.#dsr = dsr;
+    this.#pickUp = new ReplyPickUp(core);
   }
 
   use(): void {
@@ -163,70 +165,17 @@ export class Admission implements PortProbe {
    * @returns the record; -1 when the packet is not such a reply; SENT_STATELESS when it is, and went on without a record.
    */
   pickUpReply(): number {
-    const { packet, snapshot, nowMs, recoveringSince } = this.#core;
-    if (packet.protocol !== PROTO_TCP) return -1;
-    if (nowMs >= recoveringSince + snapshot.recoveryMs && nowMs >= this.statelessUntilMs) return -1;
-    const service = lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, PROTO_TCP);
-    if (service <= 0) return -1;
-    const row = service * SERVICE_WORDS;
-    const vip = snapshot.services[row]!;
-    const vipPort = snapshot.services[row + 1]!;
-    if (snapshot.services[row + CHOICES_COUNT] === 0 || this.#core.vipBits(packet.destination) !== 0) return -1;
-
-    const clientPort = packet.destinationPort;
-    const hash = this.#hash(row, packet.destination, clientPort, vipPort);
-    const choice = pickMaglev(
-      snapshot.maglev,
-      snapshot.services[row + MAGLEV_AT]!,
-      snapshot.services[row + MAGLEV_SIZE]!,
-      hash,
-    );
-    this.#consider(row, choice);
-    if (this.#backendAddress !== packet.source || this.#backendPort !== packet.sourcePort) return -1;
-
-    const { tcp: table } = this.#core;
-    const originalPorts = (clientPort << 16) | vipPort;
-    if (
-      table.find(
-        packet.destination,
-        vip,
-        originalPorts,
-        PROTO_TCP,
-        table.hash(packet.destination, vip, originalPorts, PROTO_TCP),
-      ) >= 0
-    )
-      return -1;
-    const record = table.insert(
-      PROTO_TCP,
-      TYPE_OUT,
-      packet.destination,
-      vip,
-      originalPorts,
-      packet.source,
-      packet.destination,
-      packet.ports,
-      service,
-      this.#backendId,
-      nowMs,
-    );
-    if (record >= 0) {
-      this.#core.stats[STAT_PICKED_UP]! += 1;
-      return record;
-    }
-    // The table is full, and the flow was let through without a record: so is its reply.
     const core = this.#core;
-    core.noteReply(service, this.#backendId);
-    rewrite(
-      core.view,
-      core.bytes,
-      packet.at,
-      packet.l4,
-      PROTO_TCP,
-      vip,
-      packet.destination,
-      (vipPort << 16) | clientPort,
-      packet.partial,
-    );
+    const picked = this.#pickUp;
+    if (!picked.isRecovering && core.nowMs >= this.statelessUntilMs) return -1;
+    if (!picked.recognise()) return -1;
+    const record = picked.insert();
+    if (record >= 0) return record;
+    // The table is full, and the flow was let through without a record: so is its reply.
+    const { at, l4, destination, destinationPort, partial } = core.packet;
+    core.noteReply(picked.service, picked.backend);
+    const ports = (picked.vipPort << 16) | destinationPort;
+    rewrite(core.view, core.bytes, at, l4, PROTO_TCP, picked.vip, destination, ports, partial);
     core.stats[STAT_STATELESS]! += 1;
     core.forward();
     return SENT_STATELESS;
@@ -259,17 +208,12 @@ export class Admission implements PortProbe {
     if (services[row + MAGLEV_SIZE] === 0 && !isDsr) {
       return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
     }
-    const hash = this.#hash(row, packet.source, packet.sourcePort, packet.destinationPort);
+    const { source, sourcePort, destinationPort, protocol } = packet;
+    const hash = selectionHash(snapshot, row, source, sourcePort, destinationPort, protocol);
     if (services[row + MAGLEV_SIZE] === 0) {
       return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, hash);
     }
     return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
-  }
-
-  #hash(row: number, client: number, clientPort: number, vipPort: number): number {
-    const { snapshot, packet } = this.#core;
-    const port = snapshot.services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
-    return flowHash(snapshot.hashKey0, snapshot.hashKey1, client, port, vipPort, packet.protocol);
   }
 
   /** Loads the backend of a choice. */

@@ -160,6 +160,8 @@ function afterAnswer(reason: number, service: number): number {
       return REASON['no-backend'];
     case REASON['rst-unknown-port']:
       return REASON['unknown-port'];
+    case REASON['frag-needed']:
+      return REASON['mtu-exceeded'];
     default:
       return service === 0 ? REASON['unknown-port'] : REASON['no-backend'];
   }

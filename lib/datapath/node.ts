@@ -8,8 +8,10 @@ import {
   FLAGS,
   ORIGINAL_PORTS,
   RECORD_BYTES,
+  RECORD_DOUBLES,
   RECORD_WORDS,
   RX_SEEN,
+  TX_PACKETS,
   TX_SEEN,
   TYPE_OUT,
   VIP,
@@ -26,11 +28,13 @@ import { UDP_HEADER_BYTES } from '../wire/udp.js';
 import { isPartial, VNET_HEADER_BYTES } from '../wire/vnet.js';
 import { Core, type PipelineParts } from './core.js';
 import { TunnelStage } from './decapsulate.js';
+import { DirectConnections } from './direct.js';
 import { DsrStage } from './dsr.js';
 import { type AskForEndpoint, EndpointStage, type NamedVip } from './endpoints.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
+import { ReplyPickUp } from './pick-up.js';
 import type { Pipeline } from './pipeline.js';
 import { COUNTER_CONNECTIONS, COUNTER_ROWS, type Snapshot } from './snapshot.js';
 import { STAT_BATCHES, STAT_PICKED_UP, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
@@ -95,6 +99,8 @@ export class Node implements Pipeline {
   readonly #endpoints: EndpointStage;
   readonly #fragments: FragmentStage;
   readonly #icmp: IcmpStage;
+  readonly #picked: ReplyPickUp;
+  readonly #direct = new DirectConnections();
   readonly #quote = makeQuote();
 
   /** @param ask of endpoints that traffic teaches; undefined: the network needs nothing for them */
@@ -106,6 +112,7 @@ export class Node implements Pipeline {
     const dsr = new DsrStage(this.#core);
     this.#fragments = new FragmentStage(this.#core, dsr);
     this.#icmp = new IcmpStage(this.#core, dsr);
+    this.#picked = new ReplyPickUp(this.#core);
   }
 
   get results(): Results {
@@ -241,6 +248,10 @@ export class Node implements Pipeline {
       }
       this.#begin(table, record, vip, vipPort, hasWaited);
     } else if (!isFresh) {
+      if (this.#isMistaken(table, record)) {
+        core.drop(REASON['unknown-flow']);
+        return;
+      }
       trackPacket(core, table, record, false, false);
       core.forward();
     } else if (isThere) this.#begin(table, record, vip, vipPort, hasWaited);
@@ -378,13 +389,13 @@ export class Node implements Pipeline {
     const table = core.tableOf(packet.protocol);
     const hash = table.hash(packet.source, packet.destination, packet.ports, packet.protocol);
     const reference = table.find(packet.source, packet.destination, packet.ports, packet.protocol, hash);
-    const record = reference >> 1;
-    if (reference < 0 || (reference & 1) === 0) {
-      core.passUntracked();
-      return;
-    }
-    if (table.isExpired(record, nowMs)) {
+    let record = (reference & 1) === 0 ? -1 : reference >> 1;
+    if (record >= 0 && table.isExpired(record, nowMs)) {
       table.remove(record);
+      record = -1;
+    }
+    if (record < 0) record = this.#pickUpReply();
+    if (record < 0) {
       core.passUntracked();
       return;
     }
@@ -397,6 +408,30 @@ export class Node implements Pipeline {
       clampMss(view, bytes, l4, snapshot.node!.mssLimit, partial);
     }
     core.forward();
+  }
+
+  /** A connection that was under way before this process began may speak up at the backend's end first. */
+  #pickUpReply(): number {
+    const { tcp: table, packet, bytes } = this.#core;
+    const picked = this.#picked;
+    if (!picked.isRecovering || packet.protocol !== ipv4.PROTO_TCP || this.#direct.has(packet)) return -1;
+    if ((tcp.flags(bytes, packet.l4) & tcp.SYN) !== 0) {
+      this.#direct.add(packet);
+      return -1;
+    }
+    const record = picked.recognise() ? picked.insert() : -1;
+    if (record >= 0) table.bytes[record * RECORD_BYTES + FLAGS]! |= DSR;
+    return record;
+  }
+
+  /** The client resets what it has never heard of: the connection that was picked up is a direct one, and stays alive. */
+  #isMistaken(table: FlowTable, record: number): boolean {
+    const { packet, bytes } = this.#core;
+    if (packet.protocol !== ipv4.PROTO_TCP || (tcp.flags(bytes, packet.l4) & tcp.RST) === 0) return false;
+    if (table.doubles[record * RECORD_DOUBLES + TX_PACKETS] !== 0) return false;
+    this.#direct.addReverse(packet);
+    table.remove(record);
+    return true;
   }
 }
 

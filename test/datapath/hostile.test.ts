@@ -3,6 +3,7 @@ import { below, seededRandom } from '../../lib/base/random.js';
 import { REASON_NAMES } from '../../lib/base/reasons.js';
 import { STAT_REASONS } from '../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
+import { datagramsOf, untunnel } from '../fixtures/geneve.js';
 import { echoRequest, fragment, icmpError, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
 import { TestPipeline } from '../support/pipeline.js';
 
@@ -13,14 +14,17 @@ import { TestPipeline } from '../support/pipeline.js';
 const PACKETS = Number(process.env.WEIR_FUZZ_PACKETS ?? 1_000_000);
 
 const CONFIG = `
+tunnel: { address: 192.0.2.1, option: syn }
 snat: { addresses: [10.96.255.1], ports: 40000-40063 }
 services:
   - { name: dnat, address: 10.96.0.10, port: 80, protocol: tcp, backends: [{ address: 10.2.0.11, port: 8080 }, { address: 10.2.0.12, port: 8080 }] }
   - { name: snat, address: 10.96.0.10, port: 81, protocol: tcp, mode: snat, algorithm: random, backends: [{ address: 10.2.0.11, port: 8080 }] }
   - { name: dns, address: 10.96.0.11, port: 53, protocol: udp, backends: [{ address: 10.2.0.11, port: 53 }, { address: 10.2.0.12, port: 53 }] }
   - { name: none, address: 10.96.0.11, port: 54, protocol: udp, backends: [] }
+  - { name: dsr, address: 10.96.0.12, port: 80, protocol: tcp, mode: dsr, backends: [{ address: 10.2.0.13, port: 8080, node: 192.0.2.13 }] }
+  - { name: dsr-udp, address: 10.96.0.12, port: 53, protocol: udp, mode: dsr, backends: [{ address: 10.2.0.13, port: 53, node: 192.0.2.13 }] }
 `;
-const VIPS = new Set(['10.96.0.10', '10.96.0.11']);
+const VIPS = new Set(['10.96.0.10', '10.96.0.11', '10.96.0.12']);
 
 function address(bytes: Uint8Array, at: number): string {
   return bytes.subarray(at, at + 4).join('.');
@@ -64,8 +68,40 @@ function seeds(): MemoryPacket[] {
       quoteBytes: 28,
     }),
   ];
+  const direct = { ...client, dst: '10.96.0.12' };
+  const question = { ...request, dst: '10.96.0.12' };
+  plain.push(
+    tcp({ ...direct, flags: 'S', seq: 1 }),
+    tcp({ ...direct, flags: 'A', seq: 2, ack: 101 }),
+    tcp({ ...direct, flags: 'PA', seq: 2, ack: 101, payload: 1420 }),
+    tcp({ ...direct, flags: 'PA', seq: 2, ack: 101, id: 5, payload: 1420 }),
+    udp({ ...question, payload: 30 }),
+    udp({ ...question, id: 6, df: false, ipOptions: Uint8Array.of(0x94, 4, 0, 0, 0x44, 4, 5, 0), payload: 1430 }),
+    ...fragment(udp({ ...question, id: 78, payload: 3000 }), 1480),
+    icmpError({
+      src: '10.1.0.1',
+      dst: '10.96.0.12',
+      type: 3,
+      code: 4,
+      mtu: 1400,
+      quoted: tcp({ src: '10.96.0.12', sport: 80, dst: '10.1.0.2', dport: 40000, seq: 5, flags: 'A', payload: 1000 }),
+      quoteBytes: 28,
+    }),
+    icmpError({
+      src: '192.0.2.254',
+      dst: '192.0.2.1',
+      type: 3,
+      code: 4,
+      mtu: 1400,
+      quoted: udp({ src: '192.0.2.1', sport: 50000, dst: '192.0.2.13', dport: 6081, payload: 1400 }),
+      quoteBytes: 28,
+    }),
+  );
   return [
     ...plain.map((bytes) => ({ bytes })),
+    partial(tcp({ ...direct, flags: 'PA', seq: 2, ack: 101, payload: 1200 }), 500),
+    partial(udp({ ...question, payload: 900 }), 400),
+    partial(udp({ ...question, id: 7, df: false, payload: 1800 }), 1450),
     partial(tcp({ ...client, flags: 'PA', seq: 2, ack: 101, payload: 2000 }), 1448),
     partial(tcp({ ...reply, flags: 'A', seq: 101, ack: 402, payload: 5000 }), 1448),
     partial(udp({ ...request, payload: 100 })),

@@ -126,7 +126,7 @@ t.test(`${PACKETS} mutated packets`, async (t) => {
     const [first] = pipeline.sendBatch(batch);
     pipeline.flushDue();
     const soundIn = batch.every((packet) => isSound(packet));
-    for (const out of first!.out) {
+    for (const out of first!.out.flatMap(withoutTunnel)) {
       emitted++;
       const mistakes = verifyChecksums(out.bytes, out.vnet).filter(
         (mistake) => soundIn || (/^IP|total length/i.test(mistake) && !mistake.includes('quote')),
@@ -141,6 +141,12 @@ t.test(`${PACKETS} mutated packets`, async (t) => {
   const seen = REASON_NAMES.filter((_, reason) => pipeline.stats[STAT_REASONS + reason]! > 0);
   t.ok(seen.length >= 10, `reasons met: ${seen.join(' ')}`);
 });
+
+/** What is inside, of a write to a node; `untunnel` throws at anything that is wrong around it. */
+function withoutTunnel(out: MemoryPacket): MemoryPacket[] {
+  if (address(out.bytes, 12) !== '192.0.2.1' || out.bytes[9] !== 17) return [out];
+  return datagramsOf(out).map((datagram) => ({ bytes: untunnel(datagram).inner }));
+}
 
 function isSound({ bytes, vnet }: MemoryPacket): boolean {
   try {

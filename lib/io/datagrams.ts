@@ -12,6 +12,7 @@ const CONTROL_AT = HEADROOM_BYTES - CONTROL_BYTES;
 const NAME_AT = CONTROL_AT - NAME_BYTES;
 const BUFFER_AT = NAME_AT - RECVMSG_OUT_BYTES;
 
+const RECVMSG_OUT_CONTROL = 4;
 const NAME_ADDRESS = 4;
 const CONTROL_HEADER_BYTES = 16;
 const CONTROL_LEVEL = 8;
@@ -25,6 +26,8 @@ const UDP_GRO = 104;
 const MESSAGE_BYTES = 128;
 const MESSAGE_WORDS = MESSAGE_BYTES / 4;
 const IOVEC_AT = 56;
+const NAME_LENGTH_WORD = 2;
+const CONTROL_LENGTH_WORD = 10;
 
 /** What a multishot receive puts before the payload. */
 export const DATAGRAM_OVERHEAD_BYTES = HEADROOM_BYTES - BUFFER_AT;
@@ -37,7 +40,7 @@ export const DATAGRAM_OVERHEAD_BYTES = HEADROOM_BYTES - BUFFER_AT;
  *                ^ the kernel's buffer, multishot        ^ HEADROOM_BYTES: rx.offset
  *
  * There is a struct msghdr for each slot, which names these places; where the kernel picks the buffer itself one of them
- * says how long name and control are. The kernel ends its list of control messages where memory was zeroed before.
+ * says how long name and control are. Nothing is prepared in the slot itself: what was written from it may still be queued.
  */
 export class DatagramBuffers {
   /** Of the buffer that is lent to a multishot receive. */
@@ -61,11 +64,11 @@ export class DatagramBuffers {
       const at = slot * MESSAGE_WORDS;
       const iovec = at + IOVEC_AT / 4;
       storeAddress(words, at, this.#addressOf(slot, NAME_AT));
-      words[at + 2] = NAME_BYTES;
+      words[at + NAME_LENGTH_WORD] = NAME_BYTES;
       storeAddress(words, at + 4, this.messageAddress(slot) + IOVEC_AT);
       words[at + 6] = 1;
       storeAddress(words, at + 8, this.#addressOf(slot, CONTROL_AT));
-      words[at + 10] = CONTROL_BYTES;
+      words[at + CONTROL_LENGTH_WORD] = CONTROL_BYTES;
       storeAddress(words, iovec, this.#addressOf(slot, HEADROOM_BYTES));
       words[iovec + 2] = slotBytes - HEADROOM_BYTES;
     }
@@ -82,14 +85,10 @@ export class DatagramBuffers {
     return this.#messages + slot * MESSAGE_BYTES;
   }
 
-  /** To be called before the kernel gets a slot. */
+  /** To be called before the kernel gets a slot for a single receive: it has written there how much it used. */
   prepare(slot: number): void {
-    const { bytes, slotBytes } = this.#pool.memory;
-    const control = slot * slotBytes + CONTROL_AT;
-    bytes.fill(0, control, control + CONTROL_BYTES);
-    // The kernel has written there how much it used.
-    this.#words[slot * MESSAGE_WORDS + 2] = NAME_BYTES;
-    this.#words[slot * MESSAGE_WORDS + 10] = CONTROL_BYTES;
+    this.#words[slot * MESSAGE_WORDS + NAME_LENGTH_WORD] = NAME_BYTES;
+    this.#words[slot * MESSAGE_WORDS + CONTROL_LENGTH_WORD] = CONTROL_BYTES;
   }
 
   /** Receives one datagram, or several that were joined, into a slot that is prepared. @returns bytes, or -errno */
@@ -97,17 +96,20 @@ export class DatagramBuffers {
     return recvmsg(fd, this.messageAddress(slot), flags);
   }
 
-  /** Fills a row with the payload of `payloadBytes` in `slot`. */
-  describe(slot: number, payloadBytes: number, rx: PacketBatch, row: number): void {
+  /** Fills a row with the payload of `payloadBytes` in `slot`, which a multishot receive brought, or a single one. */
+  describe(slot: number, payloadBytes: number, multishot: boolean, rx: PacketBatch, row: number): void {
     const { bytes, view, slotBytes } = this.#pool.memory;
     const start = slot * slotBytes;
+    const controlBytes = multishot
+      ? view.getInt32(start + BUFFER_AT + RECVMSG_OUT_CONTROL, true)
+      : this.#words[slot * MESSAGE_WORDS + CONTROL_LENGTH_WORD]!;
     rx.slot[row] = slot;
     rx.offset[row] = start + HEADROOM_BYTES;
     rx.length[row] = payloadBytes;
     rx.datagramBytes[row] = Math.max(1, payloadBytes);
     rx.peer[row] = view.getInt32(start + NAME_AT + NAME_ADDRESS);
     rx.tos[row] = 0;
-    const end = start + HEADROOM_BYTES;
+    const end = start + CONTROL_AT + controlBytes;
     for (let at = start + CONTROL_AT; at + CONTROL_HEADER_BYTES < end; ) {
       const messageBytes = view.getInt32(at, true);
       if (messageBytes <= CONTROL_HEADER_BYTES) return;

@@ -20,14 +20,12 @@ export interface Source {
   /** Buffers for a multishot read, which ends up in the slot in any case. */
   readonly bufferBytes: number;
   bufferAddress(slot: number): number;
-  /** To be called before a slot is lent. */
-  prepare(slot: number): void;
   queueMultishot(ring: Ring, tag: number, group: number): void;
   queueSingle(ring: Ring, slot: number, tag: number): void;
   /** Bytes of what a read with this result brought; negative: nothing that could be used. */
   contentBytes(result: number, multishot: boolean): number;
   /** Fills a row with what a read brought. */
-  describe(slot: number, contentBytes: number, rx: PacketBatch, row: number): void;
+  describe(slot: number, contentBytes: number, multishot: boolean, rx: PacketBatch, row: number): void;
   close(): void;
 }
 
@@ -49,8 +47,6 @@ export class TunSource implements Source {
     return this.#pool.addressOf(slot * this.#pool.memory.slotBytes + HEADROOM_BYTES - this.#headerBytes);
   }
 
-  prepare(): void {}
-
   queueMultishot(ring: Ring, tag: number, group: number): void {
     ring.queue(OP_READ_MULTISHOT, this.#fd, 0, 0, tag, IOSQE_BUFFER_SELECT, 0, 0, group);
   }
@@ -63,7 +59,7 @@ export class TunSource implements Source {
     return result > this.#headerBytes ? result - this.#headerBytes : -1;
   }
 
-  describe(slot: number, contentBytes: number, rx: PacketBatch, row: number): void {
+  describe(slot: number, contentBytes: number, _multishot: boolean, rx: PacketBatch, row: number): void {
     this.#pool.describe(slot, contentBytes, this.#headerBytes > 0, rx, row);
   }
 
@@ -86,10 +82,6 @@ export class SocketSource implements Source {
     return this.#buffers.bufferAddress(slot);
   }
 
-  prepare(slot: number): void {
-    this.#buffers.prepare(slot);
-  }
-
   /** Of the message only the lengths of its name and control are looked at. */
   queueMultishot(ring: Ring, tag: number, group: number): void {
     const message = this.#buffers.messageAddress(0);
@@ -97,6 +89,7 @@ export class SocketSource implements Source {
   }
 
   queueSingle(ring: Ring, slot: number, tag: number): void {
+    this.#buffers.prepare(slot);
     ring.queue(OP_RECVMSG, this.#fd, this.#buffers.messageAddress(slot), 1, tag, 0, 0);
   }
 
@@ -104,8 +97,8 @@ export class SocketSource implements Source {
     return multishot ? result - DATAGRAM_OVERHEAD_BYTES : result;
   }
 
-  describe(slot: number, contentBytes: number, rx: PacketBatch, row: number): void {
-    this.#buffers.describe(slot, contentBytes, rx, row);
+  describe(slot: number, contentBytes: number, multishot: boolean, rx: PacketBatch, row: number): void {
+    this.#buffers.describe(slot, contentBytes, multishot, rx, row);
   }
 
   close(): void {
@@ -118,7 +111,7 @@ export class SocketSource implements Source {
  * why), and what comes back.
  */
 export class Input {
-  readonly source: Source;
+  readonly #source: Source;
   readonly #ring: Ring;
   readonly #pool: SlotPool;
   /** Of its requests; single reads have the slot above it. */
@@ -143,7 +136,7 @@ export class Input {
     share: number,
     buffers: BufferRing | undefined,
   ) {
-    this.source = source;
+    this.#source = source;
     this.#ring = ring;
     this.#pool = pool;
     this.#tag = request.tag;
@@ -169,10 +162,9 @@ export class Input {
     const limit = Math.min(this.#buffers ? this.#share : Math.min(this.#wanted, this.#share), room);
     while (this.#lent < limit && this.#pool.free > 0) {
       const slot = this.#pool.take();
-      this.source.prepare(slot);
-      if (this.#buffers) this.#buffers.add(slot, this.source.bufferAddress(slot), this.source.bufferBytes);
+      if (this.#buffers) this.#buffers.add(slot, this.#source.bufferAddress(slot), this.#source.bufferBytes);
       else {
-        this.source.queueSingle(this.#ring, slot, this.#tag | (slot << this.#slotShift));
+        this.#source.queueSingle(this.#ring, slot, this.#tag | (slot << this.#slotShift));
         this.#reading[slot] = 1;
       }
       this.#lent++;
@@ -180,7 +172,7 @@ export class Input {
     if (this.#buffers === undefined) return;
     this.#buffers.publish();
     if (this.#isArmed || this.#lent === 0) return;
-    this.source.queueMultishot(this.#ring, this.#tag, this.#group);
+    this.#source.queueMultishot(this.#ring, this.#tag, this.#group);
     this.#isArmed = true;
   }
 
@@ -200,7 +192,11 @@ export class Input {
   }
 
   contentBytes(result: number): number {
-    return this.source.contentBytes(result, this.#buffers !== undefined);
+    return this.#source.contentBytes(result, this.#buffers !== undefined);
+  }
+
+  describe(slot: number, contentBytes: number, rx: PacketBatch, row: number): void {
+    this.#source.describe(slot, contentBytes, this.#buffers !== undefined, rx, row);
   }
 
   /** How many single reads to keep from now on, after a batch of which `count` were its own. */
@@ -219,6 +215,6 @@ export class Input {
   /** After its ring. */
   close(): void {
     this.#buffers?.close();
-    this.source.close();
+    this.#source.close();
   }
 }

@@ -48,7 +48,7 @@ const CANCEL_STEPS = 40;
  * - **Writes** carry RWF_NOWAIT, so the kernel ends each while it is being submitted, in order, and never moves it elsewhere:
  *   when `enter` is back, every slot written is free. Hence a slot may be lent again in the very `enter` that writes it: single
  *   reads are queued behind the writes, and a multishot read runs after the submission (it is only used where task work is
- *   deferred). Successful writes post no completion where the kernel can leave it out, so that they do not end the wait.
+ *   deferred); nothing may be stored in a slot that is about to be lent. Successful writes post no completion where the kernel can leave it out, so that they do not end the wait.
  * - **A tunnel's socket** is a second input of the same ring: a multishot RECVMSG (or single ones) beside the reads of the device.
  *   Each input may lend half of a batch, so that neither waits for the other.
  * - **Wake-up.** A read of the eventfd waits in the same ring; a wake-up that comes with packets is theirs.
@@ -266,8 +266,8 @@ export class IoUringDevice implements BatchDevice {
     const { rx } = this;
     const count = this.#readyCount;
     for (let row = 0; row < count; row++) {
-      const { source } = this.#inputs[this.#readyInputs[row]!]!;
-      source.describe(this.#readySlots[row]!, this.#readyBytes[row]!, rx, row);
+      const input = this.#inputs[this.#readyInputs[row]!]!;
+      input.describe(this.#readySlots[row]!, this.#readyBytes[row]!, rx, row);
     }
     rx.count = count;
     this.#readyCount = 0;

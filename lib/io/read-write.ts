@@ -158,7 +158,7 @@ export class ReadWriteDevice implements BatchDevice {
         if (result !== -EAGAIN && result !== -EINTR) this.#faults.record(result);
         return;
       }
-      datagrams.describe(slot, result, rx, rx.count++);
+      datagrams.describe(slot, result, false, rx, rx.count++);
       this.#faults.clear();
     }
   }

@@ -5,6 +5,7 @@ import { REASON } from '../base/reasons.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../conntrack/record.js';
 import type { PacketOutput } from '../io/device.js';
+import type { ErrorSocket } from '../io/error-socket.js';
 import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/answer.js';
 import { AnswerLimiter } from '../nat/rate-limit.js';
 import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
@@ -24,6 +25,8 @@ export interface PipelineParts {
   readonly stats: Float64Array;
   /** Until when (the pipeline's clock, ms) replies without an entry may be picked up; -Infinity: never. */
   readonly recoveringSince?: number;
+  /** Of a gateway on a live device: errors about its tunnels that the kernel keeps. */
+  readonly errors?: ErrorSocket;
 }
 
 /**
@@ -42,6 +45,7 @@ export class Core {
   readonly stats: Float64Array;
   readonly limiter = new AnswerLimiter();
   readonly recoveringSince: number;
+  readonly errors: ErrorSocket | undefined;
 
   snapshot!: Snapshot;
   nowMs = 0;
@@ -60,6 +64,7 @@ export class Core {
     this.view = parts.output.memory.view;
     this.random = parts.random;
     this.stats = parts.stats;
+    this.errors = parts.errors;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
   }
 

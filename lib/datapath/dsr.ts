@@ -2,7 +2,8 @@ import { flowHash } from '../balance/flow-hash.js';
 import { lookup } from '../balance/lookup.js';
 import { MAX_PACKET_BYTES } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
-import type { Quote } from '../nat/icmp-error.js';
+import { ERROR_AT } from '../io/error-socket.js';
+import { makeQuote, parseQuote, type Quote } from '../nat/icmp-error.js';
 import { Cutter, FRAGMENTS, TCP_SEGMENTS, UDP_DATAGRAMS } from '../tunnel/cut.js';
 import { encapsulate, makeTunnelRoute, overheadBytes, tunnelSourcePort } from '../tunnel/encapsulation.js';
 import { PathMtus } from '../tunnel/path-mtu.js';
@@ -19,6 +20,10 @@ import { BACKEND_NODE, BACKEND_WORDS } from './snapshot.js';
 const WHOLE = -1;
 const TOO_BIG = -2;
 const FRAGMENTED_DATAGRAMS = -3;
+
+/** How often errors that the kernel has kept are asked for, and how many are heard then. */
+const LISTEN_INTERVAL_MS = 100;
+const ERRORS_AT_ONCE = 16;
 
 /**
  * Direct server return, the gateway's half: what leaves for a backend of a dsr service is put into a tunnel to the backend's node,
@@ -45,6 +50,8 @@ export class DsrStage {
   readonly #cutter: Cutter;
   readonly #mtus = new PathMtus();
   readonly #route = makeTunnelRoute();
+  readonly #quote = makeQuote();
+  #listenAtMs = Number.NEGATIVE_INFINITY;
   #overheadBytes = 0;
 
   // What `accepts` found out about the packet in hand.
@@ -121,16 +128,37 @@ export class DsrStage {
     return encapsulate(output.memory, at, length, snapshot.tunnel, route);
   }
 
-  /** The packet in hand is an ICMP error: if it says that the path to a node is narrower than was thought, that is remembered. */
-  heed(quote: Quote): void {
-    const { packet, bytes, view, snapshot, nowMs } = this.#core;
-    const { tunnel, nodeIndex } = snapshot;
-    if (packet.destination !== tunnel.address || quote.protocol !== ipv4.PROTO_UDP) return;
-    if (icmp.type(bytes, packet.l4) !== icmp.DESTINATION_UNREACHABLE) return;
-    if (icmp.code(bytes, packet.l4) !== icmp.FRAGMENTATION_NEEDED) return;
+  /**
+   * What an ICMP error at `at` says about the path to a node is remembered; errors about anything else mean nothing here.
+   *
+   * @param l4 of the ICMP header
+   * @param quote of the error, parsed
+   */
+  heed(view: DataView, bytes: Uint8Array, at: number, l4: number, quote: Quote): void {
+    const { tunnel, nodeIndex } = this.#core.snapshot;
+    if (ipv4.destination(view, at) !== tunnel.address || quote.protocol !== ipv4.PROTO_UDP) return;
+    if (icmp.type(bytes, l4) !== icmp.DESTINATION_UNREACHABLE) return;
+    if (icmp.code(bytes, l4) !== icmp.FRAGMENTATION_NEEDED) return;
     if ((quote.ports & 0xffff) !== tunnel.port || lookup(nodeIndex, quote.destination, 0, 0) === 0) return;
-    const mtu = icmp.nextHopMtu(view, packet.l4);
-    if (mtu < ipv4.totalLength(bytes, quote.at)) this.#mtus.lower(quote.destination, mtu, nowMs);
+    const mtu = icmp.nextHopMtu(view, l4);
+    if (mtu < ipv4.totalLength(bytes, quote.at)) this.#mtus.lower(quote.destination, mtu, this.#core.nowMs);
+  }
+
+  /** Hears what the kernel has kept of such errors, the tunnel's address being the host's. To be called while there is traffic. */
+  listen(): void {
+    const { nowMs, snapshot, errors } = this.#core;
+    if (errors === undefined || nowMs < this.#listenAtMs || snapshot.tunnel.address === 0) return;
+    this.#listenAtMs = nowMs + LISTEN_INTERVAL_MS;
+    const { bytes, view } = errors;
+    for (let left = ERRORS_AT_ONCE; left > 0; left--) {
+      const length = errors.receive();
+      if (length === 0) return;
+      if (ipv4.check(bytes, ERROR_AT, length) !== 0 || ipv4.isFragment(bytes, ERROR_AT)) continue;
+      const l4 = ERROR_AT + ipv4.headerLength(bytes, ERROR_AT);
+      const end = ERROR_AT + ipv4.totalLength(bytes, ERROR_AT);
+      if (parseQuote(view, bytes, ERROR_AT, l4, end, this.#quote) === 0)
+        this.heed(view, bytes, ERROR_AT, l4, this.#quote);
+    }
   }
 
   #plan(room: number): void {

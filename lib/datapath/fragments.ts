@@ -34,11 +34,10 @@ interface Decision {
 /** Rule 7: the stage for fragments of TCP and UDP. The first goes the way of whole packets, then leads the others. */
 export class FragmentStage {
   readonly #core: Core;
-  readonly #dsr: DsrStage | null;
+  readonly #dsr: DsrStage;
   readonly #tracker = new FragmentTracker<Decision>();
 
-  /** @param dsr null: nothing leaves through a tunnel */
-  constructor(core: Core, dsr: DsrStage | null = null) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
     this.#dsr = dsr;
   }
@@ -132,7 +131,7 @@ export class FragmentStage {
     }
     const { record, node, ports } = decision;
     const { protocol } = packet;
-    if (node !== 0 && !this.#dsr!.accepts(node)) return;
+    if (node !== 0 && !this.#dsr.accepts(node)) return;
     const table = core.tableOf(protocol);
     if (record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation) {
       const isReply = decision.direction === DIRECTION_REPLY;
@@ -146,7 +145,7 @@ export class FragmentStage {
     if (node === 0) core.forward();
     else {
       const startsFlow = protocol !== ipv4.PROTO_TCP;
-      this.#dsr!.forward(node, packet.source, packet.destination, ports, protocol, startsFlow);
+      this.#dsr.forward(node, packet.source, packet.destination, ports, protocol, startsFlow);
     }
   }
 }

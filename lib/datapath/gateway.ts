@@ -136,6 +136,7 @@ export class Gateway implements Pipeline {
   /** Held fragments that waited too long, and flows whose backend's drain time is over. */
   flushDue(nowMs: number): number {
     this.#core.nowMs = nowMs;
+    this.#dsr.listen();
     return Math.min(this.#fragments.expire(), this.#cuts.run());
   }
 

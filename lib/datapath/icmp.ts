@@ -27,11 +27,10 @@ import { VIP_ECHO } from './snapshot.js';
  */
 export class IcmpStage {
   readonly #core: Core;
-  readonly #dsr: DsrStage | null;
+  readonly #dsr: DsrStage;
   readonly #quote = makeQuote();
 
-  /** @param dsr null: nothing leaves through a tunnel */
-  constructor(core: Core, dsr: DsrStage | null = null) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
     this.#dsr = dsr;
   }
@@ -73,7 +72,7 @@ export class IcmpStage {
       this.#unknown(isOurs);
       return;
     }
-    this.#dsr?.heed(quote);
+    this.#dsr.heed(view, bytes, packet.at, packet.l4, quote);
     const table = core.tableOf(quote.protocol);
     const ports = swapPorts(quote.ports);
     const hash = table.hash(quote.destination, quote.source, ports, quote.protocol);
@@ -87,9 +86,9 @@ export class IcmpStage {
     const { words } = table;
     const fromBackendSide = (reference & 1) !== 0;
     core.noteFlow(table, record, fromBackendSide);
-    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC; // on a gateway only
-    const node = isOneWay ? this.#dsr!.nodeOf(words[word + BACKEND_ID]!) : 0;
-    if (isOneWay && !this.#dsr!.accepts(node)) return;
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    const node = isOneWay ? this.#dsr.nodeOf(words[word + BACKEND_ID]!) : 0;
+    if (isOneWay && !this.#dsr.accepts(node)) return;
     if (fromBackendSide) {
       const client = words[word + CLIENT]!;
       const vip = words[word + VIP]!;
@@ -125,7 +124,7 @@ export class IcmpStage {
     if (!isOneWay) core.forward();
     else {
       const client = words[word + CLIENT]!;
-      this.#dsr!.forward(node, client, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, quote.protocol, false);
+      this.#dsr.forward(node, client, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, quote.protocol, false);
     }
   }
 

@@ -5,6 +5,7 @@ import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
 import { bootClock } from '../io/boot-clock.js';
+import { ErrorSocket } from '../io/error-socket.js';
 import { openDevice } from '../io/open.js';
 import { Gateway } from './gateway.js';
 import { runLoop } from './loop.js';
@@ -41,6 +42,7 @@ function post(message: FromDataPath): void {
 function main(): void {
   const clock = bootClock();
   const { device, note } = openDevice(setup);
+  const errors = new ErrorSocket();
   try {
     const tcp = new FlowTable(setup.tables.tcp);
     const any = new FlowTable(setup.tables.any);
@@ -50,11 +52,13 @@ function main(): void {
       output: device,
       random: systemRandom(),
       stats: setup.stats,
+      errors,
       ...(setup.recovering ? { recoveringSince: clock.nowMs() } : {}),
     });
     pipeline.use(setup.snapshot);
     const collector = new GarbageCollector([tcp, any], clock.nowMs(), setup.gcIntervalMs);
-    post({ type: 'ready', features: device.features, note });
+    const problem = setup.snapshot.tunnel.address === 0 ? '' : errors.problem;
+    post({ type: 'ready', features: device.features, note: problem === '' ? note : `${note}; ${problem}` });
 
     let heard = 0;
     const { signal, stats } = setup;
@@ -85,6 +89,7 @@ function main(): void {
       control: { pending: () => Atomics.load(signal, 0) !== heard, handle },
     });
   } finally {
+    errors.close();
     device.close();
   }
 }

@@ -2,9 +2,11 @@ import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import dgram from 'node:dgram';
 import { once } from 'node:events';
 import { closeSync, writeFileSync } from 'node:fs';
+import { setImmediate as turn } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import t, { type Test } from 'tap';
 import { seededRandom } from '../../lib/base/random.js';
+import { REASON_NAMES } from '../../lib/base/reasons.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
@@ -13,6 +15,7 @@ import { Identities } from '../../lib/control/identity.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
 import { allocateStats, STAT_TX_PACKETS } from '../../lib/datapath/stats.js';
 import { PacketBatch, packetOffset } from '../../lib/io/device.js';
+import { ErrorSocket } from '../../lib/io/error-socket.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { openDevice } from '../../lib/io/open.js';
 import { openTun } from '../../lib/io/tun.js';
@@ -59,6 +62,7 @@ else {
 function runGateway(): void {
   writeFileSync('/proc/sys/net/ipv6/conf/default/disable_ipv6', '1');
   writeFileSync('/proc/sys/net/ipv4/ip_forward', '1');
+  ip('link set lo up');
   for (const engine of ['io_uring', 'readwrite'] as const) {
     for (const segmentation of [true, false]) {
       t.test(`${engine}, UDP segmentation ${segmentation ? 'on' : 'off'}`, (t) => testWrites(t, engine, segmentation));
@@ -70,6 +74,8 @@ async function testWrites(t: Test, engine: 'io_uring' | 'readwrite', segmentatio
   const node = await startNode();
   const tun = openTun('weir0', { offload: true });
   const wake = createWake();
+  const errors = new ErrorSocket();
+  t.equal(errors.problem, '');
   writeFileSync('/proc/sys/net/ipv4/conf/weir0/accept_local', '1');
   writeFileSync('/proc/sys/net/ipv4/conf/weir0/rp_filter', '0');
   ip('link set weir0 up');
@@ -83,6 +89,7 @@ async function testWrites(t: Test, engine: 'io_uring' | 'readwrite', segmentatio
     output: device,
     random: seededRandom(1),
     stats,
+    errors,
   });
   gateway.use(compile(parseConfig(CONFIG).config!, new Identities(), { isUp: () => true, nowMs: 0 }).snapshot);
 
@@ -141,6 +148,28 @@ async function testWrites(t: Test, engine: 'io_uring' | 'readwrite', segmentatio
   );
   t.equal(device.writeErrors, 0);
 
+  // The way to the node gets narrower. The kernel tells the sender of the outer packets, which it takes for itself.
+  ip('link set veth0 mtu 1400');
+  const large = { bytes: tcp({ ...client, flags: 'A', payload: 1390 }) };
+  const sendLarge = (): string => {
+    send(large);
+    return REASON_NAMES[gateway.results.reason[0]!]!;
+  };
+  t.equal(sendLarge(), 'none');
+  let nowMs = 1000;
+  for (; sendLarge() === 'none' && nowMs < 1_000_000; nowMs += 1000) {
+    await turn();
+    gateway.flushDue(nowMs);
+  }
+  t.equal(sendLarge(), 'frag-needed', `heard after ${nowMs / 1000 - 1} more`);
+  const narrow = await exchange(partial(tcp({ ...client, flags: 'A', payload: 2600 }), 1398), 3);
+  t.same(
+    intact(narrow.arrived).map((piece) => piece.length),
+    [1338, 1338, 44],
+  );
+  ip('link set veth0 mtu 1500');
+
+  errors.close();
   device.close();
   closeSync(tun.fd);
   wake.close();

@@ -1,6 +1,6 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
 import { mergeRanges } from '../balance/ranges.js';
-import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
+import type { Config } from '../config/config.js';
 import type { NodeSettings } from '../datapath/node-settings.js';
 import { overheadBytes } from '../tunnel/encapsulation.js';
 import { parseIpv4 } from '../wire/address.js';
@@ -20,11 +20,6 @@ export interface Member {
   readonly address: number;
   readonly port: number;
   readonly protocol: number;
-}
-
-/** Whether a backend is one that this node ends the tunnel for. */
-export function isAtNode({ tunnel }: Config, { mode }: ServiceConfig, { node }: BackendConfig): boolean {
-  return mode === 'dsr' && node.word === tunnel.address?.word;
 }
 
 /**

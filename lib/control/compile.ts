@@ -17,9 +17,9 @@ import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
 import type { TunnelSettings } from '../tunnel/encapsulation.js';
 import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
-import { isAtNode, nodeSettings } from './compile-node.js';
+import { nodeSettings } from './compile-node.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
-import type { ReturnEndpoint } from './network-plan.js';
+import { isAtNode, type ReturnEndpoint } from './network-plan.js';
 import { shared, sharedFrom } from './shared-arrays.js';
 
 /** What a snapshot is made of besides the configuration. */

@@ -21,6 +21,8 @@ export interface Route {
   readonly to: string;
   readonly dev: string | null;
   readonly table: number;
+  /** What a local sender that has not chosen an address gets as its own. */
+  readonly src: string | null;
 }
 
 /** A rule of weir's; null: any. `table` 0: no table, an answer of "network unreachable". */
@@ -50,9 +52,10 @@ export interface Hop {
 }
 
 /** `names`: protocols as text, to be read by people. */
-export function formatRoute({ to, dev, table }: Route): string {
+export function formatRoute({ to, dev, table, src }: Route): string {
   const target = dev === null ? `blackhole ${to} metric ${BLACKHOLE_METRIC}` : `${to} dev ${dev}`;
-  return `${target}${table === MAIN_TABLE ? '' : ` table ${table}`} proto ${WEIR_PROTOCOL}`;
+  const place = table === MAIN_TABLE ? '' : ` table ${table}`;
+  return `${target}${place} proto ${WEIR_PROTOCOL}${src === null ? '' : ` src ${src}`}`;
 }
 
 const PROTOCOL_NAMES: Readonly<Record<number, string>> = {
@@ -158,7 +161,12 @@ function toLink(row: Row): Link {
 }
 
 function toRoute(row: Row): Route {
-  return { to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE) };
+  return {
+    to: String(row.dst),
+    dev: text(row.dev),
+    table: Number(row.table ?? MAIN_TABLE),
+    src: text(row.prefsrc),
+  };
 }
 
 function toRule(row: Row): Rule {

@@ -1,5 +1,5 @@
 import { MAX_ENDPOINT_RULES } from '../base/limits.js';
-import type { Config } from '../config/config.js';
+import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
 import { formatRoute, formatRule, type Hop, type Link, MAIN_TABLE, type Route, type Rule } from './iproute.js';
 import { formatSysctl, type Sysctl } from './sysctl.js';
@@ -10,6 +10,13 @@ import { formatSysctl, type Sysctl } from './sysctl.js';
  *     client -> VIP          main: VIP dev weir0                    weir, original direction
  *     weir0  -> backend      rule 1000: iif weir0 lookup main       out
  *     backend -> client      rule 1002: from BACKEND ... lookup T   table T: default dev weir0; weir, reply direction
+ *     weir0  -> client       rule 1000                              out, with the VIP as source
+ *
+ * On a node packets of clients come through the tunnel's socket and not by a route; the rest is the same:
+ *
+ *     weir0  -> backend      rule 1000, or local: an address of this host
+ *     backend -> client      rule 1002: from ADDRESS ... lookup T   also where the backend is a process of this host; of its
+ *                            rule 1002: iif lo, UDP and its port    datagrams the address may not be chosen yet
  *     weir0  -> client       rule 1000                              out, with the VIP as source
  *
  * Invariants:
@@ -69,19 +76,29 @@ export interface DesiredNetwork {
   readonly notes: readonly string[];
 }
 
-/** What a configuration needs by itself, without duplicates. dsr answers come to no gateway, snat's to the snat address. */
+/**
+ * What a configuration needs by itself, without duplicates. dsr answers come to no gateway but to the backend's node, snat's to the
+ * snat address.
+ */
 export function networkNeeds(config: Config): NetworkNeeds {
   const addresses = new Set(config.snat.addresses.map(({ text }) => text));
   const endpoints = new Map<string, ReturnEndpoint>();
+  const isNode = config.role === 'node';
   for (const service of config.services) {
-    addresses.add(service.address.text);
-    if (service.mode !== 'dnat') continue;
-    for (const { address, port } of service.backends) {
+    if (!isNode) addresses.add(service.address.text);
+    for (const backend of service.backends) {
+      if (isNode ? !isAtNode(config, service, backend) : service.mode !== 'dnat') continue;
+      const { address, port } = backend;
       const protocol = service.protocolNumber;
       endpoints.set(`${address.text} ${port} ${protocol}`, { address: address.text, port, protocol });
     }
   }
   return { addresses: [...addresses], endpoints: [...endpoints.values()] };
+}
+
+/** Whether a backend is one that this node ends the tunnel for. */
+export function isAtNode({ tunnel }: Config, { mode }: ServiceConfig, { node }: BackendConfig): boolean {
+  return mode === 'dsr' && node.word === tunnel.address?.word;
 }
 
 /**
@@ -101,8 +118,8 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
     device,
     mtu,
     tableRoutes: [
-      { to: 'default', dev: null, table },
-      { to: 'default', dev: device, table },
+      { to: 'default', dev: null, table, src: null },
+      { to: 'default', dev: device, table, src: returnPath.source },
     ],
     rules: [
       rule({ priority: BYPASS_PRIORITY, iif: device, table: MAIN_TABLE }),
@@ -111,8 +128,8 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
       ...kept.map((to) => rule({ to, table })),
     ],
     addressRoutes: needs.addresses.flatMap((to) => [
-      { to, dev: null, table: MAIN_TABLE },
-      { to, dev: device, table: MAIN_TABLE },
+      { to, dev: null, table: MAIN_TABLE, src: null },
+      { to, dev: device, table: MAIN_TABLE, src: null },
     ]),
     notes: [...addressNotes(needs.addresses, around), ...returnPath.notes],
   };
@@ -129,7 +146,10 @@ function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint
 
 /**
  * Per endpoint, or per interface where those would be too many for a list that the kernel walks. A backend on this very
- * host always gets rules of its own: `iif lo` would match everything that starts here.
+ * host always gets rules of its own: `iif lo` alone would match everything that starts here.
+ *
+ * A datagram of a local process is looked up before it is fragmented, and if its socket is bound to no address, before it has one:
+ * there the port tells it, and the route the address, as far as one is enough.
  */
 function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hops, links, pathFilters }: Surroundings) {
   const { table, returnPath } = config.network;
@@ -139,6 +159,7 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
   const udp = new Map<string, Rule>();
   const icmp = new Map<string, Rule>();
   const interfaces = new Set<string>();
+  const datagramSources = new Set<string>();
   const notes = new Set<string>();
   for (const { address, port, protocol } of endpoints) {
     const hop = hops.get(address);
@@ -148,7 +169,15 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
     else interfaces.add(hop.dev);
     if (!perEndpoint && hop?.local !== true) continue;
     if (protocol === PROTO_TCP) tcp.push(rule({ from: address, protocol, sport: port, table }));
-    else udp.set(address, rule({ from: address, protocol: PROTO_UDP, table }));
+    else if (hop?.local) {
+      datagramSources.add(address);
+      udp.set(`lo ${port}`, rule({ iif: 'lo', protocol: PROTO_UDP, sport: port, table }));
+    } else udp.set(address, rule({ from: address, protocol: PROTO_UDP, table }));
+  }
+  if (datagramSources.size > 1) {
+    notes.add(
+      `UDP servers at ${list([...datagramSources])} must bind to their address: what sockets bound to none send has another source`,
+    );
   }
   const byInterface = [...interfaces]
     .sort()
@@ -167,7 +196,8 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
       );
     }
   }
-  return { rules: [...tcp, ...udp.values(), ...icmp.values(), ...byInterface], notes: [...notes] };
+  const source = datagramSources.size === 1 ? [...datagramSources][0]! : null;
+  return { rules: [...tcp, ...udp.values(), ...icmp.values(), ...byInterface], source, notes: [...notes] };
 }
 
 /** The kernel takes the larger value of an interface's own and that of `all`. */

@@ -1,5 +1,6 @@
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
+import { PROTO_TCP } from '../wire/ipv4.js';
 import {
   execute,
   executeRemovals,
@@ -19,6 +20,7 @@ import {
   NO_NEEDS,
   networkNeeds,
   planNetwork,
+  type ReturnEndpoint,
 } from './network-plan.js';
 import { formatSysctl, listConfigured, readSysctl, type Sysctl, writeSysctl } from './sysctl.js';
 
@@ -45,7 +47,11 @@ export interface NetworkReport {
  */
 export async function describeNetwork(config: Config): Promise<NetworkPlan> {
   const { hops, links } = await readKernel(relevantAddresses(config, NO_NEEDS));
-  return planNetwork(desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }));
+  const plan = planNetwork(desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }));
+  if (config.role !== 'node') return plan;
+  const learning =
+    'endpoints that the file does not have are learned from the tunnel: they get rules of their own while they are used';
+  return { ...plan, notes: [...plan.notes, learning] };
 }
 
 /** The addresses whose way out decides about rules and notes. */
@@ -67,6 +73,26 @@ function readPathFilters(): Map<string, number> {
 interface Installed {
   readonly routes: readonly Route[];
   readonly rules: readonly Rule[];
+}
+
+/**
+ * The endpoints of TCP that are not in the file and whose answers are led into the device, by an earlier weir that died without taking it
+ * back.
+ *
+ * @throws WeirError MISSING_TOOL
+ */
+export async function leftEndpoints(config: Config): Promise<ReturnEndpoint[]> {
+  const { rules } = ownedBy(config.device.name, await readKernel());
+  const configured = networkNeeds(config).endpoints;
+  const left: ReturnEndpoint[] = [];
+  for (const { from, sport, protocol, table } of rules) {
+    if (table !== config.network.table || protocol !== PROTO_TCP || from === null || sport === null) continue;
+    const isConfigured = configured.some(
+      (each) => each.address === from && each.port === sport && each.protocol === protocol,
+    );
+    if (!isConfigured) left.push({ address: from, port: sport, protocol });
+  }
+  return left;
 }
 
 /** What carries weir's number and belongs to no other weir that is alive. */
@@ -274,8 +300,9 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   if (link.mtu !== mtu || !link.up) commands.push(`link set dev ${device} mtu ${mtu} up`);
   const haveRoutes = new Set(installed.routes.map(formatRoute));
   const haveRules = new Set(installed.rules.map((each) => formatRule(each)));
-  const wantRoutes = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(formatRoute));
   const wantRules = new Set(desired.rules.map((each) => formatRule(each)));
+  // A route that differs in its source alone is replaced in its place.
+  const wantPlaces = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(placeOf));
   const addRoutes = (routes: readonly Route[]): void => {
     for (const route of routes)
       if (!haveRoutes.has(formatRoute(route))) commands.push(`route replace ${formatRoute(route)}`);
@@ -284,6 +311,12 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   for (const text of wantRules) if (!haveRules.has(text)) commands.push(`rule add ${text}`);
   addRoutes(desired.addressRoutes);
   for (const text of haveRules) if (!wantRules.has(text)) commands.push(`rule del ${text}`);
-  for (const text of haveRoutes) if (!wantRoutes.has(text)) commands.push(`route del ${text}`);
+  for (const route of installed.routes) {
+    if (!wantPlaces.has(placeOf(route))) commands.push(`route del ${formatRoute(route)}`);
+  }
   return commands;
+}
+
+function placeOf(route: Route): string {
+  return formatRoute({ ...route, src: null });
 }

@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
+import { LEARNED_ENDPOINTS } from '../base/limits.js';
 import type { Config } from '../config/config.js';
 import { requireConfig } from '../config/load.js';
 import { allocateTable } from '../conntrack/memory.js';
@@ -7,10 +8,12 @@ import { TableReader } from '../conntrack/table-reader.js';
 import { startDataPath } from '../datapath/data-path.js';
 import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
+import { openTunnelSocket } from '../io/tunnel-socket.js';
 import { probeSocket } from './admin-socket.js';
 import { Desired } from './desired.js';
+import { LearnedEndpoints } from './learned.js';
 import type { EventLog } from './log.js';
-import { NetworkSetup } from './network.js';
+import { leftEndpoints, NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { countParts, sayCounts } from './summary.js';
@@ -21,7 +24,7 @@ import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
  * A weir from start to stop. Every step of the start has its undoing, and the undoings run in reverse: at the stop, and as
  * far as the start had come when a step fails or a signal arrives in its middle.
  *
- *     configuration -> nobody else here? -> device -> tables -> data path -> network -> admin -> ready
+ *     configuration -> nobody else here? -> device -> (node: socket) -> tables -> data path -> network -> admin -> ready
  *
  * The device is the lock: the kernel gives it to one process, so that nothing of a running weir is touched by a second. The
  * network comes after the data path and goes before it, so that no packet is led to where nobody reads; what a killed weir left
@@ -116,13 +119,18 @@ class Runtime {
     const tun = openTun(name, { offload });
     this.#undo.push({ step: 'device', run: () => closeSync(tun.fd) });
     log.info('device-opened', `${name}: ${tun.note}`, { device: name });
+    const tunnelFd = this.#openTunnel(config);
 
     const clock = bootClock();
     const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
     const tables = { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
-    const desired = new Desired(config, clock.nowMs());
+    const left = config.role === 'node' && config.network.manage ? await leftEndpoints(config) : [];
+    const desired = new Desired(config, clock.nowMs(), undefined, left.slice(0, LEARNED_ENDPOINTS));
+    const learned = new LearnedEndpoints();
     const path = await startDataPath({
+      role: config.role,
       fd: tun.fd,
+      ...(tunnelFd === null ? {} : { tunnelFd }),
       vnetHeader: tun.vnetHeader,
       udpSegmentation: tun.udpSegmentation,
       mtu,
@@ -132,6 +140,7 @@ class Runtime {
       snapshot: desired.snapshot,
       recovering: true,
       onFailure: (error) => this.#fail(error),
+      onEndpoint: (...endpoint) => learned.learn(...endpoint),
     });
     this.#undo.push({ step: 'data path', run: () => path.stop() });
     log.info('engine', path.note, { ...path.features });
@@ -139,13 +148,17 @@ class Runtime {
 
     const network = new NetworkSetup(config);
     this.#undo.push({ step: 'network', run: () => network.remove() });
-    logNetwork(log, config, await network.apply());
+    logNetwork(log, config, await network.update(config, desired.retainedNeeds()));
     if (this.#isEnding) return;
 
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
     const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
+    if (config.role === 'node') {
+      this.#undo.push({ step: 'learned endpoints', run: () => learned.close() });
+      await learned.begin({ desired, reloader, readers, clock, log });
+    }
     const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, log });
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });
@@ -155,6 +168,19 @@ class Runtime {
     const startMs = Math.round(performance.now() - beganMs);
     const counts = countParts(config);
     log.info('ready', `ready after ${startMs} ms: ${sayCounts(counts)}`, { startMs, socket, listen, ...counts });
+  }
+
+  /** @returns the socket of a node; null: a gateway has none */
+  #openTunnel({ role, tunnel: { address, port } }: Config): number | null {
+    if (role !== 'node' || address === null) return null;
+    const { fd, joins } = openTunnelSocket(address.word, port);
+    this.#undo.push({ step: 'tunnel', run: () => closeSync(fd) });
+    const how = joins ? 'datagrams may arrive joined' : 'the kernel does not join datagrams';
+    this.#log.info('tunnel-opened', `tunnels end at UDP ${address.text}:${port}; ${how}`, {
+      address: address.text,
+      port,
+    });
+    return fd;
   }
 
   #fail({ code, message, remedy }: WeirError): void {

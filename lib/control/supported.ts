@@ -4,9 +4,8 @@ import type { Config } from '../config/config.js';
 /** What a valid configuration may ask for and this build, or this moment, cannot do. */
 
 /** One sentence for each: what is asked for and cannot be had. */
-export function missingParts({ role, conntrack }: Config): string[] {
+export function missingParts({ conntrack }: Config): string[] {
   const missing: string[] = [];
-  if (role === 'node') missing.push('this build has no role node');
   if (conntrack.stateFile !== null) missing.push('this build cannot keep its connections in conntrack.stateFile');
   return missing;
 }
@@ -15,13 +14,16 @@ export function missingParts({ role, conntrack }: Config): string[] {
 export function requireSupported(config: Config): void {
   const missing = missingParts(config);
   if (missing.length === 0) return;
-  throw new WeirError('NOT_SUPPORTED', missing.join('; '), 'Use role gateway, without a stateFile.');
+  throw new WeirError('NOT_SUPPORTED', missing.join('; '), 'Leave conntrack.stateFile out.');
 }
 
 /** The settings that are read at the start only. */
 const FIXED: ReadonlyArray<readonly [key: string, value: (config: Config) => unknown]> = [
   ['role', ({ role }) => role],
   ['device', ({ device }) => device],
+  // A gateway may change its end of the tunnel at any time; a node's is a socket.
+  ['tunnel.address', ({ role, tunnel }) => (role === 'node' ? tunnel.address : null)],
+  ['tunnel.port', ({ role, tunnel }) => (role === 'node' ? tunnel.port : null)],
   ['admin', ({ admin }) => admin],
   ['network.manage', ({ network }) => network.manage],
   ['network.table', ({ network }) => network.table],

@@ -21,5 +21,7 @@ export type FromDataPath =
   | { readonly type: 'ready'; readonly features: DeviceFeatures; readonly note: string }
   | { readonly type: 'applied'; readonly version: number }
   | { readonly type: 'flushed'; readonly id: number; readonly count: number }
+  /** Traffic has taught a node an endpoint whose answers ought to be led in; a snapshot that has it is the answer. */
+  | { readonly type: 'endpoint'; readonly address: number; readonly port: number; readonly protocol: number }
   | { readonly type: 'failed'; readonly code: string; readonly message: string; readonly remedy: string }
   | { readonly type: 'stopped' };

@@ -10,6 +10,7 @@ import { openDevice } from '../io/open.js';
 import { Gateway } from './gateway.js';
 import { runLoop } from './loop.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
+import { Node } from './node.js';
 import type { Snapshot } from './snapshot.js';
 
 /**
@@ -20,7 +21,10 @@ export interface WorkerSetup {
   readonly port: MessagePort;
   /** Word 0 counts the messages posted. */
   readonly signal: Int32Array;
+  readonly role: 'gateway' | 'node';
   readonly fd: number;
+  /** Of a node: the socket that tunnels end at. */
+  readonly tunnelFd?: number;
   readonly wakeFd: number;
   readonly vnetHeader: boolean;
   readonly udpSegmentation: boolean;
@@ -42,22 +46,25 @@ function post(message: FromDataPath): void {
 function main(): void {
   const clock = bootClock();
   const { device, note } = openDevice(setup);
-  const errors = new ErrorSocket();
+  const errors = setup.role === 'gateway' ? new ErrorSocket() : undefined;
   try {
     const tcp = new FlowTable(setup.tables.tcp);
     const any = new FlowTable(setup.tables.any);
-    const pipeline = new Gateway({
+    const parts = {
       tcp,
       any,
       output: device,
       random: systemRandom(),
       stats: setup.stats,
-      errors,
       ...(setup.recovering ? { recoveringSince: clock.nowMs() } : {}),
-    });
+    };
+    const pipeline =
+      errors === undefined
+        ? new Node(parts, (address, port, protocol) => post({ type: 'endpoint', address, port, protocol }))
+        : new Gateway({ ...parts, errors });
     pipeline.use(setup.snapshot);
     const collector = new GarbageCollector([tcp, any], clock.nowMs(), setup.gcIntervalMs);
-    const problem = setup.snapshot.tunnel.address === 0 ? '' : errors.problem;
+    const problem = setup.snapshot.tunnel.address === 0 ? '' : (errors?.problem ?? '');
     post({ type: 'ready', features: device.features, note: problem === '' ? note : `${note}; ${problem}` });
 
     let heard = 0;
@@ -89,7 +96,7 @@ function main(): void {
       control: { pending: () => Atomics.load(signal, 0) !== heard, handle },
     });
   } finally {
-    errors.close();
+    errors?.close();
     device.close();
   }
 }

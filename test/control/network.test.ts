@@ -136,6 +136,54 @@ t.test('beyond 64 endpoints the rules are per interface', async (t) => {
   );
 });
 
+/** A node at 10.2.0.11 with a process there and a container behind docker0. */
+const NODE = configOf(`
+role: node
+tunnel: { address: 10.2.0.11 }
+services:
+${service('web', '10.96.0.10', 'port: 80, mode: dsr, backends: [{address: 10.2.0.11, port: 8080}, {address: 10.2.0.12, port: 8080}]')}
+${service('box', '10.96.0.10', 'port: 81, mode: dsr, backends: [{address: 172.17.0.2, port: 80, node: 10.2.0.11}]')}
+${service('dns', '10.96.0.10', 'port: 53, protocol: udp, mode: dsr, backends: [{address: 10.2.0.11, port: 5353}]')}
+${service('log', '10.96.0.10', 'port: 514, protocol: udp, mode: dsr, backends: [{address: 172.17.0.2, port: 514, node: 10.2.0.11}]')}
+${service('old', '10.96.0.12', 'port: 80, backends: [{address: 10.2.0.11, port: 9090}]')}
+`);
+const HOME = { hops: { '10.2.0.11': { dev: 'lo', local: true }, '172.17.0.2': { dev: 'docker0', local: false } } };
+
+t.test('a node leads in what its own backends answer, and no VIP', async (t) => {
+  const desired = desiredNetwork(NODE, around(HOME));
+  t.same(rules(desired), [
+    'priority 1000 iif weir0 lookup main',
+    'priority 1001 iif weir0 unreachable',
+    'priority 1002 from 10.2.0.11 ipproto tcp sport 8080 lookup 10096',
+    'priority 1002 from 172.17.0.2 ipproto tcp sport 80 lookup 10096',
+    'priority 1002 iif lo ipproto udp sport 5353 lookup 10096',
+    'priority 1002 from 172.17.0.2 ipproto udp lookup 10096',
+    'priority 1002 from 10.2.0.11 ipproto icmp lookup 10096',
+    'priority 1002 iif docker0 ipproto icmp lookup 10096',
+  ]);
+  t.same(desired.addressRoutes, []);
+  t.same(desired.tableRoutes.map(formatRoute), [
+    'blackhole default metric 65535 table 10096 proto 196',
+    'default dev weir0 table 10096 proto 196 src 10.2.0.11',
+  ]);
+  t.same(desired.sysctls, desiredNetwork(WEB, around()).sysctls, 'settings are a gateway’s');
+  t.same(desired.notes, []);
+  const learned = [{ address: '10.2.0.11', port: 9000, protocol: 17 }];
+  const more = rules(desiredNetwork(NODE, around(HOME), { addresses: [], endpoints: learned }));
+  t.same(
+    more.filter((text) => !rules(desired).includes(text)),
+    ['priority 1002 iif lo ipproto udp sport 9000 lookup 10096'],
+  );
+});
+
+t.test('UDP servers at two addresses of this host', async (t) => {
+  const hops = { ...HOME.hops, '10.2.0.12': { dev: 'lo', local: true } };
+  const learned = [{ address: '10.2.0.12', port: 9000, protocol: 17 }];
+  const desired = desiredNetwork(NODE, around({ hops }), { addresses: [], endpoints: learned });
+  t.same(desired.tableRoutes.map(formatRoute)[1], 'default dev weir0 table 10096 proto 196', 'none can be chosen');
+  t.match(desired.notes, [/UDP servers at 10\.2\.0\.11, 10\.2\.0\.12 must bind to their address/]);
+});
+
 t.test('what flows still need stays, without a route in main', async (t) => {
   const desired = desiredNetwork(WEB, around(), {
     addresses: ['10.96.0.10', '10.96.0.99'],

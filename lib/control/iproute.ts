@@ -42,6 +42,8 @@ export interface Link {
   readonly up: boolean;
   /** Something is at its other end: of a TUN device, a process. */
   readonly carrier: boolean;
+  /** Of IPv4 and its own alone (/32, scope host). */
+  readonly hostAddresses: readonly string[];
 }
 
 /** Where the kernel would send a packet. */
@@ -95,7 +97,7 @@ export interface KernelState {
  * @throws WeirError NETWORK_SETUP, MISSING_TOOL
  */
 export async function readKernel(addresses: Iterable<string> = []): Promise<KernelState> {
-  const questions = ['link show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
+  const questions = ['address show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
   for (const address of addresses) questions.push(`route get ${address}`);
   // An address without a route is an error to ip: go on.
   const { stdout, stderr } = await runIp(['-j', '-N', '-force', '-batch', '-'], questions);
@@ -150,6 +152,8 @@ function text(value: unknown): string | null {
   return value === undefined ? null : String(value);
 }
 
+const HOST_SCOPE = 254;
+
 function toLink(row: Row): Link {
   const flags = row.flags as string[];
   return {
@@ -157,6 +161,9 @@ function toLink(row: Row): Link {
     mtu: Number(row.mtu),
     up: flags.includes('UP'),
     carrier: flags.includes('LOWER_UP'),
+    hostAddresses: ((row.addr_info ?? []) as Row[])
+      .filter(({ family, prefixlen, scope }) => family === 'inet' && prefixlen === 32 && Number(scope) === HOST_SCOPE)
+      .map(({ local }) => String(local)),
   };
 }
 

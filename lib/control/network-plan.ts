@@ -3,6 +3,7 @@ import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
 import { formatRoute, formatRule, type Hop, type Link, MAIN_TABLE, type Route, type Rule } from './iproute.js';
 import { formatSysctl, type Sysctl } from './sysctl.js';
+import { deviceAddress, narrowLink, tunnelNotes, usesTunnel } from './tunnel-plan.js';
 
 /**
  * The kernel's side of weir: what leads packets into the device, and keeps them from coming back.
@@ -67,6 +68,8 @@ export interface DesiredNetwork {
   readonly sysctls: readonly Sysctl[];
   readonly device: string;
   readonly mtu: number;
+  /** The device's own, or null: it needs none. */
+  readonly deviceAddress: string | null;
   /** Of the table of the return path. */
   readonly tableRoutes: readonly Route[];
   readonly rules: readonly Rule[];
@@ -113,10 +116,13 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
   const needs = networkNeeds(config);
   const returnPath = returnRules(config, mergeEndpoints(needs.endpoints, retained.endpoints), around);
   const kept = retained.addresses.filter((address) => !needs.addresses.includes(address));
+  const allPathFilter = around.pathFilters.get('all') ?? 0;
+  const notes = [...addressNotes(needs.addresses, around), ...returnPath.notes, ...tunnelNotes(config, around)];
   return {
-    sysctls: desiredSysctls(device, around.pathFilters.get('all') ?? 0),
+    sysctls: desiredSysctls(device, allPathFilter, usesTunnel(config)),
     device,
     mtu,
+    deviceAddress: deviceAddress(config, allPathFilter),
     tableRoutes: [
       { to: 'default', dev: null, table, src: null },
       { to: 'default', dev: device, table, src: returnPath.source },
@@ -131,7 +137,7 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
       { to, dev: null, table: MAIN_TABLE, src: null },
       { to, dev: device, table: MAIN_TABLE, src: null },
     ]),
-    notes: [...addressNotes(needs.addresses, around), ...returnPath.notes],
+    notes: [...new Set(notes)],
   };
 }
 
@@ -185,7 +191,7 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
   for (const iif of interfaces) {
     const linkMtu = links.get(iif)?.mtu ?? mtu;
     if (linkMtu >= mtu) continue;
-    notes.add(`${iif} has an MTU of ${linkMtu}, ${device} of ${mtu}: set device.mtu to ${linkMtu}`);
+    notes.add(narrowLink(iif, linkMtu, config));
   }
   if (tcp.length > 0) {
     const strict = strictInterfaces(device, pathFilters);
@@ -221,15 +227,16 @@ function list(names: readonly string[]): string {
 /**
  * @param allPathFilter where the host is strict everywhere (1), the device's own 0 would not count, but 2 does: loose finds a
  *   route back to every client that can be answered at all, and leaves the host's policy as it is.
+ * @param hasTunnel what leaves has an address of the host as its source
  */
-function desiredSysctls(device: string, allPathFilter: number): Sysctl[] {
+function desiredSysctls(device: string, allPathFilter: number, hasTunnel: boolean): Sysctl[] {
   const conf = ['net', 'ipv4', 'conf', device];
   const earlyDemux = 'a VIP that a local program used to serve loses new connections for a minute';
   return [
     {
       path: [...conf, 'accept_local'],
       value: 1,
-      required: false,
+      required: hasTunnel,
       without: 'packets that carry one of this host’s own addresses as source are dropped',
     },
     {
@@ -258,13 +265,16 @@ export interface NetworkPlan {
 
 /** Every command of a set-up from nothing, in order, for a shell. */
 export function planNetwork(desired: DesiredNetwork): NetworkPlan {
-  const { device, mtu, sysctls, tableRoutes, rules, addressRoutes, notes } = desired;
+  const { device, mtu, deviceAddress, sysctls, tableRoutes, rules, addressRoutes, notes } = desired;
   const addRoute = (route: Route): string => `ip route replace ${formatRoute(route)}`;
   return {
     sections: [
       {
         title: `device (weir run makes it; by hand: ip tuntap add dev ${device} mode tun)`,
-        commands: [`ip link set dev ${device} mtu ${mtu} up`],
+        commands: [
+          `ip link set dev ${device} mtu ${mtu} up`,
+          ...(deviceAddress === null ? [] : [`ip ${addAddress(deviceAddress, device)}`]),
+        ],
       },
       { title: 'settings', commands: sysctls.map((setting) => `sysctl -w ${formatSysctl(setting)}`) },
       { title: 'return path: its table', commands: tableRoutes.map(addRoute) },
@@ -276,6 +286,11 @@ export function planNetwork(desired: DesiredNetwork): NetworkPlan {
     ].filter(({ commands }) => commands.length > 0),
     notes,
   };
+}
+
+/** For ip. Of scope host: nobody takes it as the source of what goes anywhere else. */
+export function addAddress(address: string, device: string): string {
+  return `address replace ${address}/32 dev ${device} scope host`;
 }
 
 /** A plan as a shell script. */

@@ -13,6 +13,7 @@ import {
   readKernel,
 } from './iproute.js';
 import {
+  addAddress,
   type DesiredNetwork,
   desiredNetwork,
   type NetworkNeeds,
@@ -23,6 +24,7 @@ import {
   type ReturnEndpoint,
 } from './network-plan.js';
 import { formatSysctl, listConfigured, readSysctl, type Sysctl, writeSysctl } from './sysctl.js';
+import { tunnelAddresses } from './tunnel-plan.js';
 
 /**
  * The set-up of network-plan.ts, brought about: the kernel is read before each change and only differences are made. So a
@@ -58,7 +60,7 @@ export async function describeNetwork(config: Config): Promise<NetworkPlan> {
 function relevantAddresses(config: Config, retained: NetworkNeeds): Set<string> {
   const needs = networkNeeds(config);
   const endpoints = [...needs.endpoints, ...retained.endpoints];
-  return new Set([...needs.addresses, ...endpoints.map(({ address }) => address)]);
+  return new Set([...needs.addresses, ...endpoints.map(({ address }) => address), ...tunnelAddresses(config)]);
 }
 
 function readPathFilters(): Map<string, number> {
@@ -298,6 +300,10 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   const { device, mtu } = desired;
   const commands: string[] = [];
   if (link.mtu !== mtu || !link.up) commands.push(`link set dev ${device} mtu ${mtu} up`);
+  const { deviceAddress } = desired;
+  if (deviceAddress !== null && !link.hostAddresses.includes(deviceAddress)) {
+    commands.push(addAddress(deviceAddress, device));
+  }
   const haveRoutes = new Set(installed.routes.map(formatRoute));
   const haveRules = new Set(installed.rules.map((each) => formatRule(each)));
   const wantRules = new Set(desired.rules.map((each) => formatRule(each)));
@@ -310,6 +316,9 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   addRoutes(desired.tableRoutes);
   for (const text of wantRules) if (!haveRules.has(text)) commands.push(`rule add ${text}`);
   addRoutes(desired.addressRoutes);
+  for (const address of link.hostAddresses) {
+    if (address !== deviceAddress) commands.push(`address del ${address}/32 dev ${device}`);
+  }
   for (const text of haveRules) if (!wantRules.has(text)) commands.push(`rule del ${text}`);
   for (const route of installed.routes) {
     if (!wantPlaces.has(placeOf(route))) commands.push(`route del ${formatRoute(route)}`);

@@ -302,6 +302,34 @@ t.test('strict reverse path filters', async (t) => {
   ip('link del weir0');
 });
 
+t.test('tunnels under a reverse path filter for all', async (t) => {
+  addDevice();
+  const all = ['net', 'ipv4', 'conf', 'all', 'rp_filter'];
+  const { config } = parseConfig(`
+tunnel: { address: 10.2.0.1 }
+services:
+  - { name: web, address: 10.96.0.10, port: 80, mode: dsr, backends: [{ address: 10.2.0.11, port: 8080 }] }
+`);
+  const setup = new NetworkSetup(config!);
+  await setup.apply();
+  const tunnel = (): string => way('weir0', '10.2.0.1', '10.2.0.11', 'ipproto udp sport 40000 dport 6081');
+  t.equal(tunnel(), 'br0');
+  t.notMatch(ip('address show weir0'), '10.2.0.1');
+  for (const value of [1, 2]) {
+    writeSysctl(all, value);
+    t.match(tunnel(), /Invalid/, 'what the address is for');
+    t.ok((await setup.apply()).commands.includes('ip address replace 10.2.0.1/32 dev weir0 scope host'));
+    t.same((await setup.apply()).commands, []);
+    t.equal(tunnel(), 'br0');
+    t.equal(way('c0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), 'weir0');
+    writeSysctl(all, 0);
+    t.ok((await setup.apply()).commands.includes('ip address del 10.2.0.1/32 dev weir0'));
+  }
+  await setup.remove();
+  t.equal(state(), untouched);
+  ip('link del weir0');
+});
+
 t.test('failures are one sentence', async (t) => {
   const setup = new NetworkSetup(configOf());
   await t.rejects(setup.apply(), { code: 'NETWORK_SETUP', message: 'there is no device weir0' });

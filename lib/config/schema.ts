@@ -1,5 +1,6 @@
 import { z } from 'zod';
 import { MAGLEV_TABLE_SIZES } from '../base/limits.js';
+import { GENEVE_PORT } from '../wire/geneve.js';
 import { parseDuration } from './duration.js';
 import {
   absolutePathFault,
@@ -282,7 +283,7 @@ export const configSchema = z.strictObject({
       address: address()
         .optional()
         .describe('This host’s end of the tunnel. Required for mode dsr and for `role: node`.'),
-      port: port().default(6081).describe('UDP port of Geneve.'),
+      port: port().default(GENEVE_PORT).describe('UDP port of Geneve.'),
       vni: integer(0, 0xffffff).default(2).describe('Geneve network identifier.'),
       inner: z
         .enum(['ethernet', 'ip'])

@@ -4,6 +4,7 @@ import { packetOffset } from '../../lib/io/device.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
 import { Cutter, FRAGMENTS, TCP_SEGMENTS, UDP_DATAGRAMS } from '../../lib/tunnel/cut.js';
 import {
+  encapsulate,
   makeTunnelRoute,
   OUTER_HEADER_BYTES,
   overheadBytes,
@@ -15,6 +16,8 @@ import {
   writeTunnelHeader,
 } from '../../lib/tunnel/encapsulation.js';
 import { PathMtus } from '../../lib/tunnel/path-mtu.js';
+import { checkGeneve, makeGeneveContent } from '../../lib/wire/geneve.js';
+import * as ipv4 from '../../lib/wire/ipv4.js';
 import { datagramsOf, dsrOption, geneve, reassemble, tunnelled, untunnel } from '../fixtures/geneve.js';
 import { addressWord, partial, pattern, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
 
@@ -63,6 +66,58 @@ t.test('headers, byte by byte, in the headroom', async (t) => {
   t.equal(overheadBytes(0x0800), 48);
   fc.assert(fc.property(fc.integer(), (hash) => tunnelSourcePort(hash) === 32768 + (hash & 0x7fff)));
   t.same(makeTunnelRoute(), { node: 0, sourcePort: 0, hasVip: false, vip: 0, vipPort: 0 });
+});
+
+t.test('what is encapsulated comes out as it went in, and nothing else is touched', async () => {
+  const packets = fc.oneof(
+    fc.nat(1400).map((payload) => tcp({ ...FLOW, payload, tos: payload & 255 })),
+    fc.nat(1400).map((payload) => udp({ ...FLOW, payload, tos: payload & 255 })),
+  );
+  const settings = fc.record({
+    address: fc.integer(),
+    port: fc.nat(65535),
+    vni: fc.nat(0xffffff),
+    inner: fc.constantFrom(0x6558, 0x0800),
+    isOptionAlways: fc.boolean(),
+    mtu: fc.constant(1500),
+  });
+  const routes = fc.record({
+    node: fc.integer(),
+    sourcePort: fc.nat(65535),
+    hasVip: fc.boolean(),
+    vip: fc.integer(),
+    vipPort: fc.nat(65535),
+  });
+  fc.assert(
+    fc.property(packets, settings, routes, (packet, ends, route) => {
+      const bytes = new Uint8Array(128 + packet.length + 8).fill(0xa5);
+      const memory = { bytes, view: new DataView(bytes.buffer), slotBytes: bytes.length, slots: 1 };
+      bytes.set(packet, 128);
+      const outer = encapsulate(memory, 128, packet.length, ends, route);
+      const { hasVip } = route;
+      const content = makeGeneveContent();
+      const length = 128 + packet.length - outer;
+      return (
+        ipv4.check(bytes, outer, length) === 0 &&
+        ipv4.totalLength(bytes, outer) === length &&
+        ipv4.source(memory.view, outer) === ends.address &&
+        ipv4.destination(memory.view, outer) === route.node &&
+        ipv4.tos(bytes, outer) === packet[1] &&
+        memory.view.getUint16(outer + 20) === route.sourcePort &&
+        memory.view.getUint16(outer + 22) === ends.port &&
+        checkGeneve(bytes, memory.view, outer + 28, length - 28, content) === 0 &&
+        content.inner === 128 &&
+        content.innerLength === packet.length &&
+        content.vni === ends.vni &&
+        content.hasVip === hasVip &&
+        content.vip === (hasVip ? route.vip : 0) &&
+        content.vipPort === (hasVip ? route.vipPort : 0) &&
+        Buffer.from(bytes.subarray(128, 128 + packet.length)).equals(packet) &&
+        bytes.subarray(outer - 10, outer).every((byte) => byte === 0) &&
+        bytes.every((byte, i) => (i >= outer - 10 && i < 128 + packet.length) || byte === 0xa5)
+      );
+    }),
+  );
 });
 
 class OneByOne extends MemoryDevice {

@@ -43,7 +43,8 @@ const ERRORS_AT_ONCE = 16;
  *     does not, with DF                                 frag-needed from the VIP, unless nobody may be told
  *
  * A TCP packet above the device's MTU is a super-packet also where no vnet header says so, as in a capture: nothing else is that
- * large.
+ * large. Super-packets are cut to fit without a word to their sender, even where its segments do not: they are cut here in any
+ * case.
  */
 export class DsrStage {
   readonly #core: Core;
@@ -168,8 +169,7 @@ export class DsrStage {
     this.#kind = WHOLE;
     if (gso === 0 && length <= room) return;
 
-    const field = ipv4.fragmentField(bytes, at);
-    const isFragment = (field & ~ipv4.FLAG_DF) !== 0;
+    const isFragment = ipv4.isFragment(bytes, at);
     let datagramBytes = length;
     if (!isFragment && protocol === ipv4.PROTO_TCP && (gso === vnet.GSO_TCPV4 || length > snapshot.tunnel.mtu)) {
       const headers = l4 - at + tcp.dataOffset(bytes, l4);
@@ -187,7 +187,7 @@ export class DsrStage {
       }
     }
     if (datagramBytes <= room) return;
-    if ((field & ipv4.FLAG_DF) !== 0) this.#kind = TOO_BIG;
+    if ((ipv4.fragmentField(bytes, at) & ipv4.FLAG_DF) !== 0) this.#kind = TOO_BIG;
     else {
       this.#fragmentBytes = (room - (l4 - at)) & ~7;
       if (this.#kind === UDP_DATAGRAMS) this.#kind = FRAGMENTED_DATAGRAMS;

@@ -20,6 +20,7 @@ import { checkGeneve, makeGeneveContent } from '../../lib/wire/geneve.js';
 import * as ipv4 from '../../lib/wire/ipv4.js';
 import { datagramsOf, dsrOption, geneve, reassemble, tunnelled, untunnel } from '../fixtures/geneve.js';
 import { addressWord, partial, pattern, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
+import { OneByOne } from '../support/dsr.js';
 
 const FLOW = { src: '10.1.0.2', sport: 40000, dst: '10.2.0.11', dport: 8080 } as const;
 
@@ -119,10 +120,6 @@ t.test('what is encapsulated comes out as it went in, and nothing else is touche
     }),
   );
 });
-
-class OneByOne extends MemoryDevice {
-  override readonly features = { engine: 'memory', vnetHeader: false, udpSegmentation: false };
-}
 
 const OFFLOAD = new MemoryDevice(64);
 const SINGLES = new OneByOne(64);

@@ -34,6 +34,7 @@ const VIP = 0x0a60000a;
 
 class NullOutput implements PacketOutput {
   readonly memory = heapMemory(BATCH_PACKETS, 256);
+  readonly features = { engine: 'memory', vnetHeader: false, udpSegmentation: false };
   transmit(): void {}
   release(): void {}
   take(): number {

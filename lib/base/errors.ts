@@ -12,6 +12,7 @@ const TABLE = {
   DEVICE_FAILED: 'The device broke or went away while running.',
   ENGINE_UNAVAILABLE: 'The I/O engine that was asked for cannot run here.',
   ADDRESS_IN_USE: 'A socket’s address is taken.',
+  NOT_THIS_HOST: 'An address that must be one of this host is not.',
   ALREADY_RUNNING: 'Another weir owns these names.',
   NOT_RUNNING: 'No weir answers on the admin socket.',
   NETWORK_SETUP: 'An ip or sysctl command failed.',

@@ -26,5 +26,26 @@ export const SNAT_PORT_TRIES = 32;
 /** Return-path rules per endpoint are a linear list for the kernel: beyond this, one rule per interface. */
 export const MAX_ENDPOINT_RULES = 64;
 
+/** Datagrams in one write to the device: UDP_MAX_SEGMENTS of Linux. */
+export const MAX_UDP_SEGMENTS = 128;
+
+/** Path MTUs that are lower than the device's: how many nodes, how long, and what every IPv4 host takes (RFC 791). */
+export const PATH_MTU_ENTRIES = 4096;
+export const PATH_MTU_LIFETIME_MS = 600_000;
+export const MIN_PATH_MTU = 576;
+
+/** On a node, an entry that was idle for this long gives way to a flow of another VIP with the same reply tuple. */
+export const TAKEOVER_IDLE_MS = 60_000;
+
+/** Direct connections a node remembers as such while it recovers. */
+export const DIRECT_CONNECTIONS = 4096;
+
+/** Endpoints a node learns from traffic; packets that wait for one, and how long; when one that was not learned is asked for anew. */
+export const LEARNED_ENDPOINTS = 64;
+export const ASKED_ENDPOINTS = 1024;
+export const HELD_FOR_ENDPOINT = 64;
+export const HELD_FOR_ENDPOINT_MS = 1000;
+export const REFUSED_ENDPOINT_MS = 60_000;
+
 /** Maglev table sizes that are accepted: primes, as the paper requires. */
 export const MAGLEV_TABLE_SIZES: readonly number[] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071];

@@ -43,7 +43,7 @@ const TABLE = [
   ['geneve-malformed', 'drop', 'A Geneve packet with a wrong version, length or option.'],
   ['geneve-critical-option', 'drop', 'A Geneve packet with a critical option weir does not know.'],
   ['mtu-exceeded', 'drop', 'The packet does not fit the path and must not be answered.'],
-  ['device-write', 'drop', 'The kernel refused the packet weir wrote to the device.'],
+  ['device-write', 'drop', 'The kernel refused the packet weir wrote to the device, or its pieces had no room.'],
   ['echo', 'reply', 'weir answered an echo request to a VIP.'],
   ['rst-no-backend', 'reply', 'weir sent an RST: the service has no backend that takes connections.'],
   ['rst-unknown-port', 'reply', 'weir sent an RST: no service at this VIP and port.'],

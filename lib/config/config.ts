@@ -10,9 +10,9 @@ export interface Address {
   readonly word: number;
 }
 
-/** A block of client addresses, as unsigned words, both ends included. */
+/** A block of addresses, as unsigned words, both ends included. */
 export interface AddressRange {
-  /** As written: `10.0.0.0/8`. */
+  /** As written: `10.0.0.0/8`, or a single address where those are accepted too. */
   readonly text: string;
   readonly first: number;
   readonly last: number;
@@ -86,6 +86,8 @@ export interface TunnelConfig {
   readonly inner: 'ethernet' | 'ip';
   readonly option: 'always' | 'syn';
   readonly clampMss: boolean;
+  /** From whom a node takes tunnelled packets, as written; empty: from everyone. */
+  readonly peers: readonly AddressRange[];
 }
 
 export interface AdminConfig {

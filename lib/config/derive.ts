@@ -31,6 +31,7 @@ export function deriveConfig(written: WrittenConfig): Config {
       inner: tunnel.inner,
       option: tunnel.option,
       clampMss: tunnel.clampMss,
+      peers: tunnel.peers.map(toRange),
     },
     admin: { socket: admin.socket, listen: toListen(admin.listen) },
     services: written.services.map(deriveService),

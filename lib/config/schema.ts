@@ -1,9 +1,11 @@
 import { z } from 'zod';
 import { MAGLEV_TABLE_SIZES } from '../base/limits.js';
+import { GENEVE_PORT } from '../wire/geneve.js';
 import { parseDuration } from './duration.js';
 import {
   absolutePathFault,
   addressFault,
+  addressOrCidrFault,
   cidrFault,
   clip,
   deviceNameFault,
@@ -281,7 +283,7 @@ export const configSchema = z.strictObject({
       address: address()
         .optional()
         .describe('This host’s end of the tunnel. Required for mode dsr and for `role: node`.'),
-      port: port().default(6081).describe('UDP port of Geneve.'),
+      port: port().default(GENEVE_PORT).describe('UDP port of Geneve.'),
       vni: integer(0, 0xffffff).default(2).describe('Geneve network identifier.'),
       inner: z
         .enum(['ethernet', 'ip'])
@@ -292,6 +294,14 @@ export const configSchema = z.strictObject({
         .default('always')
         .describe('Which packets carry the VIP: all, or only those that start a flow.'),
       clampMss: z.boolean().default(true).describe('The node lowers the MSS it tells clients to what fits the tunnel.'),
+      peers: z
+        .array(
+          text('IPv4 address or range', addressOrCidrFault, () => 'must be an address or range such as 10.0.0.0/8'),
+        )
+        .default([])
+        .describe(
+          'From whom a node accepts tunnelled packets: addresses and CIDR blocks of gateways. Empty: everyone.',
+        ),
     })
     .prefault({})
     .describe('Geneve, for mode dsr.'),

@@ -46,8 +46,14 @@ export function cidrFault(text: string): string | null {
   return network === word ? null : `has address bits beyond its prefix; write ${formatIpv4(network)}/${prefix}`;
 }
 
+/** Of one address, or a block of them. */
+export function addressOrCidrFault(text: string): string | null {
+  return text.includes('/') ? cidrFault(text) : addressFault(text);
+}
+
+/** An address without a prefix length is a range of one. */
 export function toRange(text: string): AddressRange {
-  const [base, prefix] = text.split('/') as [string, string];
+  const [base, prefix = '32'] = text.split('/') as [string, string?];
   const first = parseIpv4(base);
   return { text, first, last: (first | ~prefixMask(Number(prefix))) >>> 0 };
 }

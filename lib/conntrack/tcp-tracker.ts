@@ -91,7 +91,8 @@ import { acknowledgesSyn, followSequence, isInOrder, isInWindow, scaled } from '
  *     SYN_SENT --first non-SYN--> ESTABLISHED --FIN--> CLOSING (both closing flags)
  *     tcpSyn                      serviceTcp           serviceTcpGrace, anew with each packet
  *
- * RSTs as above. Half-open until the third packet: two forged ones would else take a place that cannot be evicted.
+ * RSTs as above. Half-open until the third packet: two forged ones would else take a place that cannot be evicted. TX_END and
+ * RX_END follow the client's numbers, unjudged: an RST that ends the flow by decree is made of them, and nothing else.
  *
  * How numbers are judged is tcp-sequence.ts's business.
  *
@@ -123,8 +124,10 @@ export function openTcp(
   table.bytes[at + TX_FLAGS_SEEN] = tcpFlags;
   table.bytes[at + STATE] = SYN_SENT;
   table.setExpiry(record, nowMs + timeouts[TIMEOUT_TCP_SYN]!);
-  if (table.bytes[at + TYPE] === TYPE_SVC) trackOneWay(table, record, tcpFlags, nowMs, timeouts);
-  else trackTwoWay(table, record, false, tcpFlags, seq, ack, window, payloadBytes, windowScale, nowMs, timeouts);
+  if (table.bytes[at + TYPE] === TYPE_SVC) {
+    table.words[record * RECORD_WORDS + TX_END] = seq;
+    trackOneWay(table, record, tcpFlags, seq, ack, payloadBytes, nowMs, timeouts);
+  } else trackTwoWay(table, record, false, tcpFlags, seq, ack, window, payloadBytes, windowScale, nowMs, timeouts);
 }
 
 /** A further packet of a record; before `account` has counted it. Parameters as for `openTcp`. */
@@ -154,7 +157,7 @@ export function trackTcp(
     return;
   }
   if (bytes[at + TYPE] === TYPE_SVC) {
-    trackOneWay(table, record, tcpFlags, nowMs, timeouts);
+    trackOneWay(table, record, tcpFlags, seq, ack, payloadBytes, nowMs, timeouts);
     return;
   }
   if (bytes[at + STATE] === STATE_FREE) {
@@ -179,13 +182,23 @@ export function isReusable(table: FlowTable, record: number, nowMs: number): boo
   return state === CLOSING || state === CLOSED || table.isExpired(record, nowMs);
 }
 
-function trackOneWay(table: FlowTable, record: number, tcpFlags: number, nowMs: number, timeouts: Float64Array): void {
+function trackOneWay(
+  table: FlowTable,
+  record: number,
+  tcpFlags: number,
+  seq: number,
+  ack: number,
+  payloadBytes: number,
+  nowMs: number,
+  timeouts: Float64Array,
+): void {
   const at = record * RECORD_BYTES;
   const { bytes } = table;
   if ((tcpFlags & RST) !== 0) {
     shorten(table, record, nowMs, timeouts);
     return;
   }
+  followOneWay(table, record, tcpFlags, seq, ack, payloadBytes);
   if ((tcpFlags & SYN) === 0) {
     bytes[at + FLAGS]! |= SEEN_NON_SYN;
     if (bytes[at + STATE] === SYN_SENT) bytes[at + STATE] = ESTABLISHED;
@@ -197,10 +210,25 @@ function trackOneWay(table: FlowTable, record: number, tcpFlags: number, nowMs: 
       table.setClass(record, CLASS_ESTABLISHED, nowMs);
     }
   }
-  const state = bytes[at + STATE];
-  const timer =
-    state === SYN_SENT ? TIMEOUT_TCP_SYN : state === CLOSING ? TIMEOUT_SERVICE_TCP_GRACE : TIMEOUT_SERVICE_TCP;
-  table.setExpiry(record, nowMs + timeouts[timer]!);
+  refreshTcp(table, record, nowMs, timeouts);
+}
+
+/** Of a one-way entry: TX_END is where the client goes on, RX_END where it expects its backend to. */
+function followOneWay(
+  table: FlowTable,
+  record: number,
+  tcpFlags: number,
+  seq: number,
+  ack: number,
+  payloadBytes: number,
+): void {
+  const { words } = table;
+  const word = record * RECORD_WORDS;
+  const end = seq + payloadBytes + ((tcpFlags & (SYN | FIN)) === 0 ? 0 : 1);
+  if (((end - words[word + TX_END]!) | 0) > 0) words[word + TX_END] = end;
+  if ((tcpFlags & ACK) === 0) return;
+  const isFirst = (table.bytes[record * RECORD_BYTES + FLAGS]! & SEEN_NON_SYN) === 0;
+  if (isFirst || ((ack - words[word + RX_END]!) | 0) > 0) words[word + RX_END] = ack;
 }
 
 /** Everything but the common case: handshakes, closings, and entries without sequence numbers. */
@@ -403,7 +431,10 @@ export function refreshTcp(table: FlowTable, record: number, nowMs: number, time
   const { bytes } = table;
   const state = bytes[at + STATE]!;
   let timer = TIMEOUT_TCP_FIN;
-  if (state === ESTABLISHED) timer = TIMEOUT_TCP;
+  if (bytes[at + TYPE] === TYPE_SVC) {
+    if (state === SYN_SENT) timer = TIMEOUT_TCP_SYN;
+    else timer = state === CLOSING ? TIMEOUT_SERVICE_TCP_GRACE : TIMEOUT_SERVICE_TCP;
+  } else if (state === ESTABLISHED) timer = TIMEOUT_TCP;
   else if (state <= SYN_RECV) {
     const isPickedUpByFin =
       (bytes[at + MARKS]! & MARK_SYN_SEEN) === 0 && (bytes[at + FLAGS]! & (RX_CLOSING | TX_CLOSING)) !== 0;

@@ -15,7 +15,12 @@ import {
 } from '../conntrack/record.js';
 import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
+import type { TunnelSettings } from '../tunnel/encapsulation.js';
+import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
+import { nodeSettings } from './compile-node.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
+import { isAtNode, type ReturnEndpoint } from './network-plan.js';
+import { shared, sharedFrom } from './shared-arrays.js';
 
 /** What a snapshot is made of besides the configuration. */
 export interface CompileState {
@@ -25,6 +30,8 @@ export interface CompileState {
   readonly nowMs: number;
   /** What this one replaces. */
   readonly previous?: Predecessor;
+  /** Of a node: the endpoints whose answers the kernel leads in; without it, that is not weir's affair. */
+  readonly ledIn?: readonly ReturnEndpoint[];
 }
 
 /** What the next snapshot takes over from the last. */
@@ -145,6 +152,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     else fillMaglev(into, choices, protocol, key);
   }
 
+  const isNode = config.role === 'node';
   const snapshot: Snapshot = {
     version: (previous?.snapshot.version ?? 0) + 1,
     services,
@@ -153,9 +161,12 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     choices: sharedFrom(Int32Array, choiceRows),
     maglev,
     serviceIndex: buildLookup(parts.map(({ identity: { vip, port, protocol, id } }) => entry(vip, port, protocol, id))),
-    vipIndex: vipIndex(config.services),
-    snatIndex: buildLookup(config.snat.addresses.map(({ word }) => entry(word, 0, 0, 1))),
-    endpointIndex: endpointIndex(parts),
+    vipIndex: vipIndex(isNode ? [] : config.services),
+    snatIndex: buildLookup((isNode ? [] : config.snat.addresses).map(({ word }) => entry(word, 0, 0, 1))),
+    endpointIndex: endpointIndex(isNode ? partsAtNode(config, parts) : parts, isNode ? 'dsr' : 'dnat'),
+    tunnel: tunnelOf(config),
+    nodeIndex: isNode ? buildLookup([]) : nodeIndex(services, backends),
+    node: isNode ? nodeSettings(config, parts.flatMap(membersOf), state.ledIn ?? null) : null,
     ranges: sharedFrom(Uint32Array, ranges),
     snatAddresses: sharedFrom(
       Int32Array,
@@ -257,13 +268,32 @@ function vipIndex(services: readonly ServiceConfig[]): Int32Array {
   return buildLookup([...bits].map(([address, value]) => entry(address, 0, 0, value)));
 }
 
-function endpointIndex(parts: readonly Part[]): Int32Array {
+/** Those backends of each service that a node answers for. */
+function partsAtNode(config: Config, parts: readonly Part[]): Part[] {
+  return parts.map((part) => ({
+    ...part,
+    backends: part.backends.filter(({ backend }) => isAtNode(config, part.service, backend)),
+  }));
+}
+
+function membersOf({ identity: { id, protocol }, backends }: Part) {
+  return backends.map(({ identity: { id: backend, address, port } }) => ({
+    service: id,
+    backend,
+    address,
+    port,
+    protocol,
+  }));
+}
+
+/** @param mode of services that replies may be picked up for */
+function endpointIndex(parts: readonly Part[], mode: ServiceConfig['mode']): Int32Array {
   const owners = new Map<string, { backend: BackendIdentity; protocol: number; maglev: number[] }>();
   for (const { service, identity, backends } of parts) {
     for (const { identity: backend } of backends) {
       const key = `${backend.address}:${backend.port}/${identity.protocol}`;
       const owner = owners.get(key) ?? { backend, protocol: identity.protocol, maglev: [] };
-      if (service.algorithm === 'maglev' && service.mode === 'dnat') owner.maglev.push(identity.id);
+      if (service.algorithm === 'maglev' && service.mode === mode) owner.maglev.push(identity.id);
       owners.set(key, owner);
     }
   }
@@ -272,6 +302,27 @@ function endpointIndex(parts: readonly Part[]): Int32Array {
       entry(address, port, protocol, maglev.length === 1 ? maglev[0]! : -1),
     ),
   );
+}
+
+function tunnelOf({ tunnel, device }: Config): TunnelSettings {
+  return {
+    address: (tunnel.address?.word ?? 0) | 0,
+    port: tunnel.port,
+    vni: tunnel.vni,
+    inner: tunnel.inner === 'ethernet' ? INNER_ETHERNET : INNER_IPV4,
+    isOptionAlways: tunnel.option === 'always',
+    mtu: device.mtu,
+  };
+}
+
+/** Nodes of removed backends too, while flows to them are kept. */
+function nodeIndex(services: Int32Array, backends: Int32Array): Int32Array {
+  const nodes: LookupEntry[] = [];
+  for (let at = S.BACKEND_WORDS; at < backends.length; at += S.BACKEND_WORDS) {
+    const service = backends[at + S.BACKEND_SERVICE]! * S.SERVICE_WORDS;
+    if (services[service + S.SERVICE_MODE] === S.MODE_DSR) nodes.push(entry(backends[at + S.BACKEND_NODE]!, 0, 0, 1));
+  }
+  return buildLookup(nodes);
 }
 
 function timeoutsOf({ conntrack: { timeoutsMs } }: Config): Float64Array {
@@ -297,22 +348,4 @@ function countersFor(rows: number, previous: Float64Array | undefined): Float64A
 
 function entry(address: number, port: number, protocol: number, value: number): LookupEntry {
   return { address, port, protocol, value };
-}
-
-interface SharedArray<T> {
-  readonly BYTES_PER_ELEMENT: number;
-  new (buffer: SharedArrayBuffer): T;
-}
-
-function shared<T>(Kind: SharedArray<T>, length: number): T {
-  return new Kind(new SharedArrayBuffer(length * Kind.BYTES_PER_ELEMENT));
-}
-
-function sharedFrom<T extends { set(values: ArrayLike<number>): void }>(
-  Kind: SharedArray<T>,
-  values: readonly number[],
-): T {
-  const array = shared(Kind, values.length);
-  array.set(values);
-  return array;
 }

@@ -4,8 +4,14 @@ import * as S from '../datapath/snapshot.js';
 import { formatIpv4 } from '../wire/address.js';
 import { type Compiled, compile } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
-import type { NetworkNeeds } from './network-plan.js';
+import { type NetworkNeeds, networkNeeds, type ReturnEndpoint } from './network-plan.js';
 import type { Survivors } from './survivors.js';
+
+/** What an earlier run has left. */
+export interface Earlier {
+  readonly survivors?: Survivors | undefined;
+  readonly learned?: readonly ReturnEndpoint[];
+}
 
 /**
  * What weir is to do: a configuration, the ids its parts have, and the snapshot made of them. A new configuration is first
@@ -13,21 +19,30 @@ import type { Survivors } from './survivors.js';
  */
 export class Desired {
   readonly identities: Identities;
+  /** Of a node: endpoints that are not in the file and whose answers are to be led in all the same; learned.ts. */
+  learned: readonly ReturnEndpoint[];
   #config: Config;
   #compiled: Compiled;
   #isUp: (backendId: number) => boolean;
 
   /**
    * @param nowMs the data path's clock
-   * @param survivors the connections of an earlier run
+   * @param earlier what an earlier run has left: its connections, and of a node the endpoints it had learned (the first snapshot has
+   *   no endpoint at all as led in, since the kernel's rules come later)
    * @param isUp whether a backend may have new flows, by its health
    */
-  constructor(config: Config, nowMs: number, survivors?: Survivors, isUp: (backendId: number) => boolean = () => true) {
+  constructor(
+    config: Config,
+    nowMs: number,
+    { survivors, learned = [] }: Earlier = {},
+    isUp: (backendId: number) => boolean = () => true,
+  ) {
     this.#config = config;
     this.#isUp = isUp;
+    this.learned = learned;
     this.identities = survivors?.identities ?? new Identities();
     const previous = survivors === undefined ? {} : { previous: survivors.previous };
-    this.#compiled = compile(config, this.identities, { isUp, nowMs, ...previous });
+    this.#compiled = compile(config, this.identities, { isUp, nowMs, ...previous, ...this.#ledIn(config, []) });
   }
 
   get config(): Config {
@@ -39,10 +54,16 @@ export class Desired {
   }
 
   propose(config: Config, nowMs: number): Proposal {
+    const ledIn = this.#ledIn(config, [...networkNeeds(config).endpoints, ...this.learned]);
     return {
       config,
-      compiled: compile(config, this.identities, { isUp: this.#isUp, nowMs, previous: this.#compiled }),
+      compiled: compile(config, this.identities, { isUp: this.#isUp, nowMs, previous: this.#compiled, ...ledIn }),
     };
+  }
+
+  /** Where somebody else sees to the network, a node does not know and does not ask. */
+  #ledIn({ role, network }: Config, ledIn: readonly ReturnEndpoint[]): { ledIn?: readonly ReturnEndpoint[] } {
+    return role === 'node' && network.manage ? { ledIn } : {};
   }
 
   take({ config, compiled }: Proposal): void {
@@ -72,19 +93,30 @@ export class Desired {
     return removed;
   }
 
-  /** What the kernel must go on leading into the device for flows whose service or backend has left the file. */
+  /** What the kernel must lead into the device besides what the file says: for flows whose service or backend has left it. */
   retainedNeeds(compiled: Compiled = this.#compiled): NetworkNeeds {
     const { services } = compiled.snapshot;
+    const isNode = this.#config.role === 'node';
+    const mode = isNode ? S.MODE_DSR : S.MODE_DNAT;
+    const removed = this.removedBackends(compiled)
+      .filter(({ id, service }) => {
+        const isLedIn = services[service * S.SERVICE_WORDS + S.SERVICE_MODE] === mode;
+        return isLedIn && (!isNode || this.#isHere(compiled, id));
+      })
+      .map(({ address, port, service }) => ({
+        address: formatIpv4(address),
+        port,
+        protocol: services[service * S.SERVICE_WORDS + S.SERVICE_PROTOCOL]!,
+      }));
     return {
-      addresses: this.removedServices(compiled).map(({ vip }) => formatIpv4(vip)),
-      endpoints: this.removedBackends(compiled)
-        .filter(({ service }) => services[service * S.SERVICE_WORDS + S.SERVICE_MODE] === S.MODE_DNAT)
-        .map(({ address, port, service }) => ({
-          address: formatIpv4(address),
-          port,
-          protocol: services[service * S.SERVICE_WORDS + S.SERVICE_PROTOCOL]!,
-        })),
+      addresses: isNode ? [] : this.removedServices(compiled).map(({ vip }) => formatIpv4(vip)),
+      endpoints: [...removed, ...this.learned],
     };
+  }
+
+  /** Whether a backend's tunnel ends at this node. */
+  #isHere({ snapshot }: Compiled, backend: number): boolean {
+    return snapshot.backends[backend * S.BACKEND_WORDS + S.BACKEND_NODE] === snapshot.tunnel.address;
   }
 
   /**

@@ -23,6 +23,8 @@ export interface Route {
   readonly table: number;
   /** Absent: the device's. */
   readonly mtu?: number;
+  /** What a local sender that has not chosen an address gets as its own. */
+  readonly src: string | null;
 }
 
 /** A rule of weir's; null: any. `table` 0: no table, an answer of "network unreachable". */
@@ -42,6 +44,8 @@ export interface Link {
   readonly up: boolean;
   /** Something is at its other end: of a TUN device, a process. */
   readonly carrier: boolean;
+  /** Of IPv4 and its own alone (/32, scope host). */
+  readonly hostAddresses: readonly string[];
 }
 
 /** Where the kernel would send a packet. */
@@ -54,10 +58,11 @@ export interface Hop {
 }
 
 /** `names`: protocols as text, to be read by people. */
-export function formatRoute({ to, dev, table, mtu }: Route): string {
+export function formatRoute({ to, dev, table, src, mtu }: Route): string {
   const target = dev === null ? `blackhole ${to} metric ${BLACKHOLE_METRIC}` : `${to} dev ${dev}`;
   const size = mtu === undefined ? '' : ` mtu ${mtu}`;
-  return `${target}${size}${table === MAIN_TABLE ? '' : ` table ${table}`} proto ${WEIR_PROTOCOL}`;
+  const place = table === MAIN_TABLE ? '' : ` table ${table}`;
+  return `${target}${size}${place} proto ${WEIR_PROTOCOL}${src === null ? '' : ` src ${src}`}`;
 }
 
 const PROTOCOL_NAMES: Readonly<Record<number, string>> = {
@@ -97,7 +102,7 @@ export interface KernelState {
  * @throws WeirError NETWORK_SETUP, MISSING_TOOL
  */
 export async function readKernel(addresses: Iterable<string> = []): Promise<KernelState> {
-  const questions = ['link show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
+  const questions = ['address show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
   for (const address of addresses) questions.push(`route get ${address}`);
   // An address without a route is an error to ip: go on.
   const { stdout, stderr } = await runIp(['-j', '-N', '-force', '-batch', '-'], questions);
@@ -152,6 +157,8 @@ function text(value: unknown): string | null {
   return value === undefined ? null : String(value);
 }
 
+const HOST_SCOPE = 254;
+
 function toLink(row: Row): Link {
   const flags = row.flags as string[];
   return {
@@ -159,11 +166,20 @@ function toLink(row: Row): Link {
     mtu: Number(row.mtu),
     up: flags.includes('UP'),
     carrier: flags.includes('LOWER_UP'),
+    hostAddresses: ((row.addr_info ?? []) as Row[])
+      .filter(({ family, prefixlen, scope }) => family === 'inet' && prefixlen === 32 && Number(scope) === HOST_SCOPE)
+      .map(({ local }) => String(local)),
   };
 }
 
 function toRoute(row: Row): Route {
-  return { to: String(row.dst), dev: text(row.dev), table: Number(row.table ?? MAIN_TABLE), ...mtuOf(row) };
+  return {
+    to: String(row.dst),
+    dev: text(row.dev),
+    table: Number(row.table ?? MAIN_TABLE),
+    src: text(row.prefsrc),
+    ...mtuOf(row),
+  };
 }
 
 function mtuOf({ metrics }: Row): { mtu?: number } {

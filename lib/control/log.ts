@@ -6,6 +6,10 @@ import pretty from 'pino-pretty';
 export type LogEvent =
   | 'starting'
   | 'device-opened'
+  | 'tunnel-opened'
+  | 'endpoint-learned'
+  | 'endpoint-refused'
+  | 'endpoints-forgotten'
   | 'network-applied'
   | 'network-note'
   | 'engine'

@@ -1,8 +1,9 @@
 import { MAX_ENDPOINT_RULES } from '../base/limits.js';
-import type { Config } from '../config/config.js';
+import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
 import { formatRoute, formatRule, type Hop, type Link, MAIN_TABLE, type Route, type Rule } from './iproute.js';
 import { formatSysctl, type Sysctl } from './sysctl.js';
+import { deviceAddress, tunnelNotes, usesTunnel } from './tunnel-plan.js';
 
 /**
  * The kernel's side of weir: what leads packets into the device, and keeps them from coming back.
@@ -10,6 +11,13 @@ import { formatSysctl, type Sysctl } from './sysctl.js';
  *     client -> VIP          main: VIP dev weir0                    weir, original direction
  *     weir0  -> backend      rule 1000: iif weir0 lookup main       out
  *     backend -> client      rule 1002: from BACKEND ... lookup T   table T: default dev weir0; weir, reply direction
+ *     weir0  -> client       rule 1000                              out, with the VIP as source
+ *
+ * On a node packets of clients come through the tunnel's socket and not by a route; the rest is the same:
+ *
+ *     weir0  -> backend      rule 1000, or local: an address of this host
+ *     backend -> client      rule 1002: from ADDRESS ... lookup T   also where the backend is a process of this host; of its
+ *                            rule 1002: iif lo, UDP and its port    datagrams the address may not be chosen yet
  *     weir0  -> client       rule 1000                              out, with the VIP as source
  *
  * Invariants:
@@ -63,6 +71,8 @@ export interface DesiredNetwork {
   readonly sysctls: readonly Sysctl[];
   readonly device: string;
   readonly mtu: number;
+  /** The device's own, or null: it needs none. */
+  readonly deviceAddress: string | null;
   /** Of the table of the return path. */
   readonly tableRoutes: readonly Route[];
   readonly rules: readonly Rule[];
@@ -72,19 +82,29 @@ export interface DesiredNetwork {
   readonly notes: readonly string[];
 }
 
-/** What a configuration needs by itself, without duplicates. dsr answers come to no gateway, snat's to the snat address. */
+/**
+ * What a configuration needs by itself, without duplicates. dsr answers come to no gateway but to the backend's node, snat's to the
+ * snat address.
+ */
 export function networkNeeds(config: Config): NetworkNeeds {
   const addresses = new Set(config.snat.addresses.map(({ text }) => text));
   const endpoints = new Map<string, ReturnEndpoint>();
+  const isNode = config.role === 'node';
   for (const service of config.services) {
-    addresses.add(service.address.text);
-    if (service.mode !== 'dnat') continue;
-    for (const { address, port } of service.backends) {
+    if (!isNode) addresses.add(service.address.text);
+    for (const backend of service.backends) {
+      if (isNode ? !isAtNode(config, service, backend) : service.mode !== 'dnat') continue;
+      const { address, port } = backend;
       const protocol = service.protocolNumber;
       endpoints.set(`${address.text} ${port} ${protocol}`, { address: address.text, port, protocol });
     }
   }
   return { addresses: [...addresses], endpoints: [...endpoints.values()] };
+}
+
+/** Whether a backend is one that this node ends the tunnel for. */
+export function isAtNode({ tunnel }: Config, { mode }: ServiceConfig, { node }: BackendConfig): boolean {
+  return mode === 'dsr' && node.word === tunnel.address?.word;
 }
 
 /**
@@ -100,13 +120,16 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
   const needs = networkNeeds(config);
   const returnPath = returnRules(config, mergeEndpoints(needs.endpoints, retained.endpoints), around);
   const kept = retained.addresses.filter((address) => !needs.addresses.includes(address));
+  const allPathFilter = around.pathFilters.get('all') ?? 0;
+  const notes = [...addressNotes(needs.addresses, around), ...returnPath.notes, ...tunnelNotes(config, around)];
   return {
-    sysctls: desiredSysctls(device, around.pathFilters.get('all') ?? 0),
+    sysctls: desiredSysctls(device, allPathFilter, usesTunnel(config)),
     device,
     mtu,
+    deviceAddress: deviceAddress(config, allPathFilter),
     tableRoutes: [
-      { to: 'default', dev: null, table },
-      { to: 'default', dev: device, table },
+      { to: 'default', dev: null, table, src: null },
+      { to: 'default', dev: device, table, src: returnPath.source },
     ],
     rules: [
       rule({ priority: BYPASS_PRIORITY, iif: device, table: MAIN_TABLE }),
@@ -115,10 +138,10 @@ export function desiredNetwork(config: Config, around: Surroundings, retained = 
       ...kept.map((to) => rule({ to, table })),
     ],
     addressRoutes: needs.addresses.flatMap((to) => [
-      { to, dev: null, table: MAIN_TABLE },
-      { to, dev: device, table: MAIN_TABLE, ...widths.get(to) },
+      { to, dev: null, table: MAIN_TABLE, src: null },
+      { to, dev: device, table: MAIN_TABLE, src: null, ...widths.get(to) },
     ]),
-    notes: [...addressNotes(needs.addresses, around), ...returnPath.notes],
+    notes: [...new Set(notes)],
   };
 }
 
@@ -148,7 +171,10 @@ function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint
 
 /**
  * Per endpoint, or per interface where those would be too many for a list that the kernel walks. A backend on this very
- * host always gets rules of its own: `iif lo` would match everything that starts here.
+ * host always gets rules of its own: `iif lo` alone would match everything that starts here.
+ *
+ * A datagram of a local process is looked up before it is fragmented, and if its socket is bound to no address, before it has one:
+ * there the port tells it, and the route the address, as far as one is enough.
  */
 function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hops, pathFilters }: Surroundings) {
   const { table, returnPath } = config.network;
@@ -158,6 +184,7 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
   const udp = new Map<string, Rule>();
   const icmp = new Map<string, Rule>();
   const interfaces = new Set<string>();
+  const datagramSources = new Set<string>();
   const notes = new Set<string>();
   for (const { address, port, protocol } of endpoints) {
     const hop = hops.get(address);
@@ -167,7 +194,15 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
     else interfaces.add(hop.dev);
     if (!perEndpoint && hop?.local !== true) continue;
     if (protocol === PROTO_TCP) tcp.push(rule({ from: address, protocol, sport: port, table }));
-    else udp.set(address, rule({ from: address, protocol: PROTO_UDP, table }));
+    else if (hop?.local) {
+      datagramSources.add(address);
+      udp.set(`lo ${port}`, rule({ iif: 'lo', protocol: PROTO_UDP, sport: port, table }));
+    } else udp.set(address, rule({ from: address, protocol: PROTO_UDP, table }));
+  }
+  if (datagramSources.size > 1) {
+    notes.add(
+      `UDP servers at ${list([...datagramSources])} must bind to their address: what sockets bound to none send has another source`,
+    );
   }
   const byInterface = [...interfaces]
     .sort()
@@ -181,7 +216,8 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
       );
     }
   }
-  return { rules: [...tcp, ...udp.values(), ...icmp.values(), ...byInterface], notes: [...notes] };
+  const source = datagramSources.size === 1 ? [...datagramSources][0]! : null;
+  return { rules: [...tcp, ...udp.values(), ...icmp.values(), ...byInterface], source, notes: [...notes] };
 }
 
 /** The kernel takes the larger value of an interface's own and that of `all`. */
@@ -205,15 +241,16 @@ function list(names: readonly string[]): string {
 /**
  * @param allPathFilter where the host is strict everywhere (1), the device's own 0 would not count, but 2 does: loose finds a
  *   route back to every client that can be answered at all, and leaves the host's policy as it is.
+ * @param hasTunnel what leaves has an address of the host as its source
  */
-function desiredSysctls(device: string, allPathFilter: number): Sysctl[] {
+function desiredSysctls(device: string, allPathFilter: number, hasTunnel: boolean): Sysctl[] {
   const conf = ['net', 'ipv4', 'conf', device];
   const earlyDemux = 'a VIP that a local program used to serve loses new connections for a minute';
   return [
     {
       path: [...conf, 'accept_local'],
       value: 1,
-      required: false,
+      required: hasTunnel,
       without: 'packets that carry one of this host’s own addresses as source are dropped',
     },
     {
@@ -242,13 +279,16 @@ export interface NetworkPlan {
 
 /** Every command of a set-up from nothing, in order, for a shell. */
 export function planNetwork(desired: DesiredNetwork): NetworkPlan {
-  const { device, mtu, sysctls, tableRoutes, rules, addressRoutes, notes } = desired;
+  const { device, mtu, deviceAddress, sysctls, tableRoutes, rules, addressRoutes, notes } = desired;
   const addRoute = (route: Route): string => `ip route replace ${formatRoute(route)}`;
   return {
     sections: [
       {
         title: `device (weir run makes it; by hand: ip tuntap add dev ${device} mode tun)`,
-        commands: [`ip link set dev ${device} mtu ${mtu} up`],
+        commands: [
+          `ip link set dev ${device} mtu ${mtu} up`,
+          ...(deviceAddress === null ? [] : [`ip ${addAddress(deviceAddress, device)}`]),
+        ],
       },
       { title: 'settings', commands: sysctls.map((setting) => `sysctl -w ${formatSysctl(setting)}`) },
       { title: 'return path: its table', commands: tableRoutes.map(addRoute) },
@@ -260,6 +300,11 @@ export function planNetwork(desired: DesiredNetwork): NetworkPlan {
     ].filter(({ commands }) => commands.length > 0),
     notes,
   };
+}
+
+/** For ip. Of scope host: nobody takes it as the source of what goes anywhere else. */
+export function addAddress(address: string, device: string): string {
+  return `address replace ${address}/32 dev ${device} scope host`;
 }
 
 /** A plan as a shell script. */

@@ -1,5 +1,6 @@
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
+import { PROTO_TCP } from '../wire/ipv4.js';
 import {
   execute,
   executeRemovals,
@@ -12,6 +13,7 @@ import {
   readKernel,
 } from './iproute.js';
 import {
+  addAddress,
   type DesiredNetwork,
   desiredNetwork,
   type NetworkNeeds,
@@ -19,8 +21,10 @@ import {
   NO_NEEDS,
   networkNeeds,
   planNetwork,
+  type ReturnEndpoint,
 } from './network-plan.js';
 import { formatSysctl, listConfigured, readSysctl, type Sysctl, writeSysctl } from './sysctl.js';
+import { tunnelAddresses } from './tunnel-plan.js';
 
 /**
  * The set-up of network-plan.ts, brought about: the kernel is read before each change and only differences are made. So a
@@ -45,14 +49,18 @@ export interface NetworkReport {
  */
 export async function describeNetwork(config: Config): Promise<NetworkPlan> {
   const { hops, links } = await readKernel(relevantAddresses(config, NO_NEEDS));
-  return planNetwork(desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }));
+  const plan = planNetwork(desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }));
+  if (config.role !== 'node') return plan;
+  const learning =
+    'endpoints that the file does not have are learned from the tunnel: they get rules of their own while they are used';
+  return { ...plan, notes: [...plan.notes, learning] };
 }
 
 /** The addresses whose way out decides about rules and notes. */
 function relevantAddresses(config: Config, retained: NetworkNeeds): Set<string> {
   const needs = networkNeeds(config);
   const endpoints = [...needs.endpoints, ...retained.endpoints];
-  return new Set([...needs.addresses, ...endpoints.map(({ address }) => address)]);
+  return new Set([...needs.addresses, ...endpoints.map(({ address }) => address), ...tunnelAddresses(config)]);
 }
 
 function readPathFilters(): Map<string, number> {
@@ -67,6 +75,26 @@ function readPathFilters(): Map<string, number> {
 interface Installed {
   readonly routes: readonly Route[];
   readonly rules: readonly Rule[];
+}
+
+/**
+ * The endpoints of TCP that are not in the file and whose answers are led into the device, by an earlier weir that died without taking it
+ * back.
+ *
+ * @throws WeirError MISSING_TOOL
+ */
+export async function leftEndpoints(config: Config): Promise<ReturnEndpoint[]> {
+  const { rules } = ownedBy(config.device.name, await readKernel());
+  const configured = networkNeeds(config).endpoints;
+  const left: ReturnEndpoint[] = [];
+  for (const { from, sport, protocol, table } of rules) {
+    if (table !== config.network.table || protocol !== PROTO_TCP || from === null || sport === null) continue;
+    const isConfigured = configured.some(
+      (each) => each.address === from && each.port === sport && each.protocol === protocol,
+    );
+    if (!isConfigured) left.push({ address: from, port: sport, protocol });
+  }
+  return left;
 }
 
 /** What carries weir's number and belongs to no other weir that is alive. */
@@ -264,10 +292,6 @@ function removeRoute(route: Route): string {
   return `route del ${formatRoute(route)}`;
 }
 
-function placeOf({ to, dev, table }: Route): string {
-  return formatRoute({ to, dev, table });
-}
-
 function removeRule(each: Rule): string {
   return `rule del ${formatRule(each)}`;
 }
@@ -277,9 +301,15 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   const { device, mtu } = desired;
   const commands: string[] = [];
   if (link.mtu !== mtu || !link.up) commands.push(`link set dev ${device} mtu ${mtu} up`);
+  const { deviceAddress } = desired;
+  if (deviceAddress !== null && !link.hostAddresses.includes(deviceAddress)) {
+    commands.push(addAddress(deviceAddress, device));
+  }
   const haveRoutes = new Set(installed.routes.map(formatRoute));
   const haveRules = new Set(installed.rules.map((each) => formatRule(each)));
   const wantRules = new Set(desired.rules.map((each) => formatRule(each)));
+  // A route that differs in its source or MTU alone is replaced in its place.
+  const wantPlaces = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(placeOf));
   const addRoutes = (routes: readonly Route[]): void => {
     for (const route of routes)
       if (!haveRoutes.has(formatRoute(route))) commands.push(`route replace ${formatRoute(route)}`);
@@ -287,9 +317,15 @@ function difference(desired: DesiredNetwork, link: Link, installed: Installed): 
   addRoutes(desired.tableRoutes);
   for (const text of wantRules) if (!haveRules.has(text)) commands.push(`rule add ${text}`);
   addRoutes(desired.addressRoutes);
+  for (const address of link.hostAddresses) {
+    if (address !== deviceAddress) commands.push(`address del ${address}/32 dev ${device}`);
+  }
   for (const text of haveRules) if (!wantRules.has(text)) commands.push(`rule del ${text}`);
   // A route that was replaced is gone already, and its removal would be the new one's.
-  const places = new Set([...desired.tableRoutes, ...desired.addressRoutes].map(placeOf));
-  for (const route of installed.routes) if (!places.has(placeOf(route))) commands.push(removeRoute(route));
+  for (const route of installed.routes) if (!wantPlaces.has(placeOf(route))) commands.push(removeRoute(route));
   return commands;
+}
+
+function placeOf({ to, dev, table }: Route): string {
+  return formatRoute({ to, dev, table, src: null });
 }

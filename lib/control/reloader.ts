@@ -8,6 +8,7 @@ import { takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
+import type { ReturnEndpoint } from './network-plan.js';
 import { countParts, plural, sayCounts } from './summary.js';
 import { requireReloadable } from './supported.js';
 import type { ReloadView } from './view.js';
@@ -110,6 +111,43 @@ export class Reloader {
         throw error;
       }
     });
+  }
+
+  /** Brings the kernel, then the data path in line with what has changed besides the file. @throws WeirError of NetworkSetup */
+  refresh(): Promise<void> {
+    return this.inTurn(async () => {
+      const { desired, network, log } = this.#parts;
+      logNetwork(log, desired.config, await network.update(desired.config, desired.retainedNeeds()));
+      await this.#publish();
+    });
+  }
+
+  /**
+   * The same for endpoints that are to be forgotten: the data path goes first, and those that a flow came for meanwhile stay.
+   *
+   * @param stillUsed of those that were learned
+   */
+  forget(endpoints: readonly ReturnEndpoint[], stillUsed: () => readonly ReturnEndpoint[]): Promise<void> {
+    return this.inTurn(async () => {
+      const { desired, network } = this.#parts;
+      const before = desired.learned;
+      desired.learned = before.filter((endpoint) => !endpoints.includes(endpoint));
+      await this.#publish();
+      const used = stillUsed();
+      const kept = endpoints.filter((endpoint) => used.includes(endpoint));
+      if (kept.length > 0) {
+        desired.learned = [...desired.learned, ...kept];
+        await this.#publish();
+      }
+      await network.update(desired.config, desired.retainedNeeds());
+    });
+  }
+
+  async #publish(): Promise<void> {
+    const { desired, path, clock } = this.#parts;
+    const proposal = desired.propose(desired.config, clock.nowMs());
+    await path.publish(proposal.compiled.snapshot);
+    desired.take(proposal);
   }
 
   /** Lets a reload under way finish and takes no more. */

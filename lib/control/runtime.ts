@@ -1,5 +1,6 @@
 import { closeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
+import { LEARNED_ENDPOINTS } from '../base/limits.js';
 import type { Config } from '../config/config.js';
 import { requireConfig } from '../config/load.js';
 import { allocateEvents } from '../conntrack/events.js';
@@ -8,17 +9,18 @@ import { TableReader } from '../conntrack/table-reader.js';
 import { startDataPath } from '../datapath/data-path.js';
 import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
+import { openTunnelSocket } from '../io/tunnel-socket.js';
 import { probeSocket } from './admin-socket.js';
 import { Desired } from './desired.js';
 import { EventFeed } from './event-feed.js';
+import { LearnedEndpoints } from './learned.js';
 import type { EventLog } from './log.js';
-import { NetworkSetup } from './network.js';
+import { leftEndpoints, NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
 import { stepBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { openStateFile, type StateFile } from './state-file.js';
 import { countParts, sayCounts } from './summary.js';
-import { requireSupported } from './supported.js';
 import { adoptSurvivors } from './survivors.js';
 import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
 
@@ -26,7 +28,7 @@ import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
  * A weir from start to stop. Every step of the start has its undoing, and the undoings run in reverse: at the stop, and as
  * far as the start had come when a step fails or a signal arrives in its middle.
  *
- *     configuration -> nobody else here? -> device -> tables -> data path -> network -> admin -> ready
+ *     configuration -> nobody else here? -> device -> (node: socket) -> tables -> data path -> network -> admin -> ready
  *
  * The device is the lock: the kernel gives it to one process, so that nothing of a running weir is touched by a second. The
  * network comes after the data path and goes before it, so that no packet is led to where nobody reads; what a killed weir left
@@ -111,7 +113,6 @@ class Runtime {
   async #start(beganMs: number): Promise<void> {
     const { configPath, version, log } = this.#options;
     const config = requireConfig(configPath);
-    requireSupported(config);
     const socket = this.#options.socket ?? config.admin.socket;
     log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
     warnOfHealth(config, log);
@@ -121,6 +122,7 @@ class Runtime {
     const tun = openTun(name, { offload });
     this.#undo.push({ step: 'device', run: () => closeSync(tun.fd) });
     log.info('device-opened', `${name}: ${tun.note}`, { device: name });
+    const tunnelFd = this.#openTunnel(config);
 
     const clock = bootClock();
     const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
@@ -128,9 +130,13 @@ class Runtime {
     const tables = stateFile?.tables ?? { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
     const survivors = stateFile?.isResumed ? adoptSurvivors(tables) : undefined;
     const events = allocateEvents();
-    const desired = new Desired(config, clock.nowMs(), survivors);
+    const left = config.role === 'node' && config.network.manage ? await leftEndpoints(config) : [];
+    const desired = new Desired(config, clock.nowMs(), { survivors, learned: left.slice(0, LEARNED_ENDPOINTS) });
+    const learned = new LearnedEndpoints();
     const path = await startDataPath({
+      role: config.role,
       fd: tun.fd,
+      ...(tunnelFd === null ? {} : { tunnelFd }),
       vnetHeader: tun.vnetHeader,
       udpSegmentation: tun.udpSegmentation,
       mtu,
@@ -141,6 +147,7 @@ class Runtime {
       snapshot: desired.snapshot,
       recovering: survivors === undefined,
       onFailure: (error) => this.#fail(error),
+      onEndpoint: (...endpoint) => learned.learn(...endpoint),
     });
     this.#undo.push({ step: 'data path', run: () => path.stop() });
     log.info('engine', path.note, { ...path.features });
@@ -156,6 +163,10 @@ class Runtime {
     const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
+    if (config.role === 'node') {
+      this.#undo.push({ step: 'learned endpoints', run: () => learned.close() });
+      await learned.begin({ desired, reloader, readers, clock, log });
+    }
     const feed = new EventFeed(events, desired.identities, clock);
     const observer = new Observer({ version, tun, tables, readers, events: feed, desired, path, clock, reloader, log });
     const { listen } = config.admin;
@@ -173,6 +184,19 @@ class Runtime {
     const file = openStateFile(stateFile, { tcpEntries, anyEntries }, nowMs, this.#log);
     this.#undo.push({ step: 'state file', run: () => file.close() });
     return file;
+  }
+
+  /** @returns the socket of a node; null: a gateway has none */
+  #openTunnel({ role, tunnel: { address, port } }: Config): number | null {
+    if (role !== 'node' || address === null) return null;
+    const { fd, joins } = openTunnelSocket(address.word, port);
+    this.#undo.push({ step: 'tunnel', run: () => closeSync(fd) });
+    const how = joins ? 'datagrams may arrive joined' : 'the kernel does not join datagrams';
+    this.#log.info('tunnel-opened', `tunnels end at UDP ${address.text}:${port}; ${how}`, {
+      address: address.text,
+      port,
+    });
+    return fd;
   }
 
   #fail({ code, message, remedy }: WeirError): void {

@@ -1,12 +1,11 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
-import { lookup } from '../balance/lookup.js';
 import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
-import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT } from '../conntrack/record.js';
+import { FLAGS, LB_LOOPBACK, RECORD_BYTES, TYPE_OUT, TYPE_SVC } from '../conntrack/record.js';
 import { isReusable } from '../conntrack/tcp-tracker.js';
 import { type AllocatedPort, allocatePort, type PortPool, type PortProbe } from '../nat/ports.js';
 import { rewrite } from '../nat/rewrite.js';
@@ -14,6 +13,8 @@ import { PORT_UNREACHABLE } from '../wire/icmp.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
+import { ReplyPickUp, selectionHash } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -28,6 +29,7 @@ import {
   COUNTER_ROWS,
   MAGLEV_AT,
   MAGLEV_SIZE,
+  MODE_DSR,
   MODE_SNAT,
   NO_BACKEND_DROP,
   RANGES_AT,
@@ -47,17 +49,24 @@ export const SENT_STATELESS = -2;
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
  * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
- * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (maglev without snat), else refused;
- * 3. a backend is chosen: by affinity, then by the algorithm;
+ * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
+ *    refused;
+ * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
+ *    by the hash;
  * 4. its reply tuple must be free. Taken by a closing or expired flow: that one goes. Taken by a live one: another source
  *    port if there is an snat pool, else the next backend in order, else refused. The chosen backend being the client itself
  *    (hairpin) needs a source of weir's own in the same way;
- * 5. one record under two keys. No room: a maglev flow goes on without one, any other is dropped.
+ *    (hairpin) needs a source of weir's own in the same way. In dsr replies do not come here, so that only a hairpin is
+ *    refused, and a packet that does not fit the tunnel;
+ * 5. one record under two keys, in dsr under one. No room: a flow that the hash alone decides goes on without, any other is
+ *    dropped.
  *
  * A refusal leaves nothing behind.
  */
 export class Admission implements PortProbe {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
+  readonly #pickUp: ReplyPickUp;
   readonly #affinity: AffinityTable;
   readonly #port: AllocatedPort = { address: 0, port: 0 };
   #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
@@ -73,8 +82,10 @@ export class Admission implements PortProbe {
   #statelessTcpUntilMs = Number.NEGATIVE_INFINITY;
   #statelessAnyUntilMs = Number.NEGATIVE_INFINITY;
 
-  constructor(core: Core) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
+    this.#dsr = dsr;
+    this.#pickUp = new ReplyPickUp(core);
     this.#affinity = new AffinityTable(core.affinityEntries);
   }
 
@@ -109,7 +120,9 @@ export class Admission implements PortProbe {
     const isMaglev = (services[row + SERVICE_FLAGS]! & SERVICE_MAGLEV) !== 0;
     const tcpFlags = isTcp ? tcp.flags(this.#core.bytes, packet.l4) : 0;
     const midStream = isTcp && !tcp.isOpeningSyn(tcpFlags);
-    if (midStream && (!isMaglev || mode === MODE_SNAT)) {
+    const isDsr = mode === MODE_DSR;
+    const isByHash = isDsr || (isMaglev && mode !== MODE_SNAT);
+    if (midStream && !isByHash) {
       this.#core.rejectTcp(REASON['rst-mid-stream'], REASON['unknown-flow']);
       return -1;
     }
@@ -123,25 +136,29 @@ export class Admission implements PortProbe {
     }
 
     if (midStream && (tcpFlags & tcp.RST) !== 0) {
-      this.#forwardLoneRst(service, row, choice);
+      this.#forwardLoneRst(service, row, choice, isDsr);
       return -1;
     }
-    const refusal = this.#settleTuple(row, choice, mode, midStream);
+    const refusal = isDsr ? this.#settleOneWay(row, choice) : this.#settleTuple(row, choice, mode, midStream);
     if (refusal !== 0) {
       if (refusal === REASON['rst-mid-stream']) this.#core.rejectTcp(refusal, REASON['unknown-flow']);
       else this.#core.drop(refusal);
       return -1;
     }
     this.#core.noteChoice(service, this.#backendId);
+    if (isDsr && !this.#dsr.accepts(this.#dsr.nodeOf(this.#backendId))) return -1;
 
-    const record = this.#insert(service);
+    const record = this.#insert(service, isDsr ? TYPE_SVC : TYPE_OUT);
     if (record < 0) {
-      if (isMaglev && mode !== MODE_SNAT && this.#returnAddress === packet.source && this.#isOfHash(row)) {
+      if (isByHash && this.#returnAddress === packet.source && (isDsr || this.#isOfHash(row))) {
         this.#core.stats[STAT_STATELESS]! += 1;
         const untilMs = this.#core.nowMs + snapshot.recoveryMs;
-        if (isTcp) this.#statelessTcpUntilMs = untilMs;
-        else this.#statelessAnyUntilMs = untilMs;
-        this.#forwardStateless();
+        if (isDsr) this.#forwardStateless(true, true);
+        else {
+          if (isTcp) this.#statelessTcpUntilMs = untilMs;
+          else this.#statelessAnyUntilMs = untilMs;
+          this.#forwardStateless(false, true);
+        }
       } else this.#core.drop(REASON['table-full']);
       return -1;
     }
@@ -159,42 +176,18 @@ export class Admission implements PortProbe {
    */
   pickUpReply(): number {
     const core = this.#core;
-    const { packet, snapshot, nowMs } = core;
-    const { protocol } = packet;
+    const picked = this.#pickUp;
+    const { at, l4, protocol, destination, destinationPort, partial } = core.packet;
     const isTcp = protocol === PROTO_TCP;
-    const isRecovering = isTcp && nowMs < core.recoveringSince + snapshot.recoveryMs;
-    if (!isRecovering && nowMs >= (isTcp ? this.#statelessTcpUntilMs : this.#statelessAnyUntilMs)) return -1;
-    const service = lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, protocol);
-    if (service <= 0) return -1;
-    // A backend that is its own client is never reached directly.
-    if (packet.source === packet.destination) return -1;
-    const row = service * SERVICE_WORDS;
-    const vip = snapshot.services[row]!;
-    const vipPort = snapshot.services[row + 1]!;
-    if (snapshot.services[row + CHOICES_COUNT] === 0 || core.vipBits(packet.destination) !== 0) return -1;
-
-    const clientPort = packet.destinationPort;
-    this.#consider(row, this.#choiceOfHash(row, packet.destination, clientPort, vipPort));
-    if (this.#backendAddress !== packet.source || this.#backendPort !== packet.sourcePort) return -1;
-
-    const table = core.tableOf(protocol);
-    const ports = (clientPort << 16) | vipPort;
-    const hashOfOriginal = table.hash(packet.destination, vip, ports, protocol);
-    const known = table.find(packet.destination, vip, ports, protocol, hashOfOriginal);
-    if (known >= 0) {
-      if (!table.isExpired(known >> 1, nowMs)) return -1;
-      table.remove(known >> 1, CAUSE_REPLACED, nowMs);
-    }
-    const isLoneRst = isTcp && (tcp.flags(core.bytes, packet.l4) & tcp.RST) !== 0;
-    const record = isLoneRst ? -1 : this.#insertReply(table, vip, ports, service);
-    if (record >= 0) {
-      core.stats[STAT_PICKED_UP]! += 1;
-      return record;
-    }
-    core.noteReply(service, this.#backendId);
-    const { view, bytes } = core;
-    const swapped = (vipPort << 16) | clientPort;
-    rewrite(view, bytes, packet.at, packet.l4, protocol, vip, packet.destination, swapped, packet.partial);
+    const isRecovering = isTcp && picked.isRecovering;
+    if (!isRecovering && core.nowMs >= (isTcp ? this.#statelessTcpUntilMs : this.#statelessAnyUntilMs)) return -1;
+    if (!picked.recognise()) return -1;
+    const isLoneRst = isTcp && (tcp.flags(core.bytes, l4) & tcp.RST) !== 0;
+    const record = isLoneRst ? -1 : picked.insert();
+    if (record >= 0) return record;
+    core.noteReply(picked.service, picked.backend);
+    const ports = (picked.vipPort << 16) | destinationPort;
+    rewrite(core.view, core.bytes, at, l4, protocol, picked.vip, destination, ports, partial);
     if (!isLoneRst) core.stats[STAT_STATELESS]! += 1;
     core.forward();
     return SENT_STATELESS;
@@ -223,26 +216,28 @@ export class Admission implements PortProbe {
         for (let i = 0; i < count; i++) if (choices[(at + i) * 2] === remembered) return i;
       }
     }
-    if (services[row + MAGLEV_SIZE] !== 0) {
-      return this.#choiceOfHash(row, packet.source, packet.sourcePort, packet.destinationPort);
-    }
-    return pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
+    const isByHash = services[row + MAGLEV_SIZE] !== 0 || services[row + SERVICE_MODE] === MODE_DSR;
+    return isByHash
+      ? this.#choiceOfHash(row)
+      : pickWeighted(choices, at, count, services[row + CHOICES_WEIGHT]!, random());
   }
 
-  /** The choice of a maglev service for a client. */
-  #choiceOfHash(row: number, client: number, clientPort: number, vipPort: number): number {
-    const { snapshot, packet } = this.#core;
-    const { services } = snapshot;
-    const port = services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
-    const hash = flowHash(snapshot.hashKey0, snapshot.hashKey1, client, port, vipPort, packet.protocol);
-    return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+  /** The choice that the client's hash leads to. In dsr it draws the lots of `random` as well. */
+  #choiceOfHash(row: number): number {
+    const { packet, snapshot } = this.#core;
+    const { services, choices } = snapshot;
+    const { source, sourcePort, destinationPort, protocol } = packet;
+    const hash = selectionHash(snapshot, row, source, sourcePort, destinationPort, protocol);
+    const size = services[row + MAGLEV_SIZE]!;
+    if (size !== 0) return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, size, hash);
+    const at = services[row + CHOICES_AT]!;
+    return pickWeighted(choices, at, services[row + CHOICES_COUNT]!, services[row + CHOICES_WEIGHT]!, hash);
   }
 
   /** Whether the considered backend is the one that the hash leads to: neither another for a clash, nor one remembered. */
   #isOfHash(row: number): boolean {
-    const { packet, snapshot } = this.#core;
-    const choice = this.#choiceOfHash(row, packet.source, packet.sourcePort, packet.destinationPort);
-    return snapshot.choices[(snapshot.services[row + CHOICES_AT]! + choice) * 2] === this.#backendId;
+    const { snapshot } = this.#core;
+    return snapshot.choices[(snapshot.services[row + CHOICES_AT]! + this.#choiceOfHash(row)) * 2] === this.#backendId;
   }
 
   /** Loads the backend of a choice. */
@@ -278,6 +273,15 @@ export class Admission implements PortProbe {
     return REASON['reply-tuple-clash'];
   }
 
+  /** Nobody's replies come here: any source will do, but not the backend as its own client. */
+  #settleOneWay(row: number, choice: number): number {
+    const { packet } = this.#core;
+    this.#consider(row, choice);
+    this.#returnAddress = packet.source;
+    this.#returnPort = packet.sourcePort;
+    return this.#backendAddress === packet.source ? REASON['hairpin-refused'] : 0;
+  }
+
   #allocate(): number {
     const { packet, random } = this.#core;
     const clientHash = flowHash(0, 0, packet.source, 0, 0, 0);
@@ -305,12 +309,12 @@ export class Admission implements PortProbe {
     return true;
   }
 
-  #insert(service: number): number {
+  #insert(service: number, type: number): number {
     const { packet, nowMs } = this.#core;
     const table: FlowTable = this.#core.tableOf(packet.protocol);
     const record = table.insert(
       packet.protocol,
-      TYPE_OUT,
+      type,
       packet.source,
       packet.destination,
       packet.ports,
@@ -326,24 +330,6 @@ export class Admission implements PortProbe {
     return record;
   }
 
-  /** The record of the reply in hand, whose client sends to `vip`. */
-  #insertReply(table: FlowTable, vip: number, ports: number, service: number): number {
-    const { packet, nowMs } = this.#core;
-    return table.insert(
-      packet.protocol,
-      TYPE_OUT,
-      packet.destination,
-      vip,
-      ports,
-      packet.source,
-      packet.destination,
-      packet.ports,
-      service,
-      this.#backendId,
-      nowMs,
-    );
-  }
-
   #remember(service: number, row: number): void {
     const { packet, snapshot, nowMs } = this.#core;
     const seconds = snapshot.services[row + AFFINITY_SECONDS]!;
@@ -352,31 +338,24 @@ export class Admission implements PortProbe {
   }
 
   /** A lone RST is told to the backend that would have the flow, and leaves nothing behind. */
-  #forwardLoneRst(service: number, row: number, choice: number): void {
+  #forwardLoneRst(service: number, row: number, choice: number, isDsr: boolean): void {
     this.#consider(row, choice);
     this.#core.noteChoice(service, this.#backendId);
     const { source, sourcePort } = this.#core.packet;
     if (this.#backendAddress === source) this.#core.drop(REASON['unknown-flow']);
-    else if (!this.#freeReplyTuple(source, sourcePort, false)) this.#core.drop(REASON['reply-tuple-clash']);
-    else this.#forwardStateless();
+    else if (isDsr) {
+      if (this.#dsr.accepts(this.#dsr.nodeOf(this.#backendId))) this.#forwardStateless(true, false);
+    } else if (!this.#freeReplyTuple(source, sourcePort, false)) this.#core.drop(REASON['reply-tuple-clash']);
+    else this.#forwardStateless(false, false);
   }
 
   /** Rewrites for the considered backend without a record: the hash alone leads every packet of this flow there. */
-  #forwardStateless(): void {
+  #forwardStateless(isDsr: boolean, startsFlow: boolean): void {
     const core = this.#core;
-    const { packet } = core;
-    const ports = (packet.ports & ~0xffff) | this.#backendPort;
-    rewrite(
-      core.view,
-      core.bytes,
-      packet.at,
-      packet.l4,
-      packet.protocol,
-      packet.source,
-      this.#backendAddress,
-      ports,
-      packet.partial,
-    );
-    core.forward();
+    const { at, l4, protocol, source, destination, ports, partial } = core.packet;
+    const toBackend = (ports & ~0xffff) | this.#backendPort;
+    rewrite(core.view, core.bytes, at, l4, protocol, source, this.#backendAddress, toBackend, partial);
+    if (isDsr) this.#dsr.forward(this.#dsr.nodeOf(this.#backendId), source, destination, ports, protocol, startsFlow);
+    else core.forward();
   }
 }

@@ -7,9 +7,11 @@ import { IdentificationTable } from '../conntrack/identifications.js';
 import { BACKEND_ID, RECORD_BYTES, RECORD_WORDS, SERVICE, STATE } from '../conntrack/record.js';
 import { account } from '../conntrack/tcp-tracker.js';
 import type { PacketOutput } from '../io/device.js';
+import type { ErrorSocket } from '../io/error-socket.js';
 import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/answer.js';
 import { AnswerLimiter } from '../nat/rate-limit.js';
 import { rewriteIdentification } from '../nat/rewrite.js';
+import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import {
@@ -35,6 +37,8 @@ export interface PipelineParts {
   readonly recoveringSince?: number;
   /** Clients whose affinity is remembered at once; default AFFINITY_ENTRIES. */
   readonly affinityEntries?: number;
+  /** Of a gateway on a live device: errors about its tunnels that the kernel keeps. */
+  readonly errors?: ErrorSocket;
 }
 
 /**
@@ -54,11 +58,14 @@ export class Core {
   readonly limiter = new AnswerLimiter();
   readonly recoveringSince: number;
   readonly affinityEntries: number | undefined;
+  readonly errors: ErrorSocket | undefined;
 
   snapshot!: Snapshot;
   nowMs = 0;
   /** The record the packet in hand belongs to, -1: none. */
   lastRecord = -1;
+  /** The node it left for through a tunnel, 0: none. */
+  lastNode = 0;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
   readonly #identifications = new IdentificationTable();
@@ -71,8 +78,16 @@ export class Core {
     this.view = parts.output.memory.view;
     this.random = parts.random;
     this.stats = parts.stats;
+    this.errors = parts.errors;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
     this.affinityEntries = parts.affinityEntries;
+  }
+
+  /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */
+  use(snapshot: Snapshot): void {
+    const before = this.snapshot as Snapshot | undefined;
+    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
+    this.snapshot = snapshot;
   }
 
   tableOf(protocol: number): FlowTable {
@@ -123,15 +138,26 @@ export class Core {
     counters[row + (isReply ? COUNTER_RX_BYTES : COUNTER_TX_BYTES)]! += packet.length;
   }
 
-  /** Sends the rewritten packet on. */
-  forward(): void {
+  /** Sends the rewritten packet on, with what was put before it. */
+  forward(at = this.packet.at): void {
     const { packet, stats } = this;
+    const length = packet.at + packet.length - at;
     if (packet.leads) this.#distinguish();
     this.results.verdict[packet.row] = FORWARD;
     stats[STAT_FORWARDED]! += 1;
     stats[STAT_TX_PACKETS]! += 1;
-    stats[STAT_TX_BYTES]! += packet.length;
-    this.output.transmit(packet.slot, packet.at, packet.length);
+    stats[STAT_TX_BYTES]! += length;
+    this.output.transmit(packet.slot, at, length);
+  }
+
+  /** The packet was sent on in other slots. */
+  forwarded(writes: number, bytes: number): void {
+    const { packet, stats } = this;
+    this.results.verdict[packet.row] = FORWARD;
+    stats[STAT_FORWARDED]! += 1;
+    stats[STAT_TX_PACKETS]! += writes;
+    stats[STAT_TX_BYTES]! += bytes;
+    this.output.release(packet.slot);
   }
 
   /** Sends the packet on as it came (rule 8). */
@@ -141,6 +167,20 @@ export class Core {
     stats[STAT_TX_PACKETS]! += 1;
     stats[STAT_TX_BYTES]! += packet.length;
     this.output.transmit(packet.slot, packet.at, packet.length);
+  }
+
+  /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
+  passUntracked(): void {
+    const { packet, snapshot } = this;
+    const refused =
+      snapshot.dropUntracked && lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, packet.protocol) !== 0;
+    if (refused) this.drop(REASON['untracked-reply']);
+    else this.pass();
+  }
+
+  /** Drops what does not have the slot for itself: it stays whose it is. */
+  refuse(reason: number): void {
+    this.#settle(DROP, reason);
   }
 
   drop(reason: number): void {
@@ -173,6 +213,15 @@ export class Core {
     if (this.#mayAnswer(otherwise)) {
       answerUnreachable(this.output.memory, this.packet.at, this.packet.length, code, 0, this.#answer);
       this.#sendAnswer(REASON.unreachable);
+    }
+  }
+
+  /** Answers that no more than `mtu` bytes get through, or drops. */
+  rejectTooBig(mtu: number): void {
+    if (this.#mayAnswer(REASON['mtu-exceeded'])) {
+      const { memory } = this.output;
+      answerUnreachable(memory, this.packet.at, this.packet.length, FRAGMENTATION_NEEDED, mtu, this.#answer);
+      this.#sendAnswer(REASON['frag-needed']);
     }
   }
 

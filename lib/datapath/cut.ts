@@ -20,6 +20,8 @@ import {
   STATE,
   SYN_SENT,
   TX_END,
+  TYPE,
+  TYPE_SVC,
   VIP,
 } from '../conntrack/record.js';
 import { packetOffset } from '../io/device.js';
@@ -27,6 +29,7 @@ import { type Answer, buildPortUnreachable, buildRst } from '../nat/answer.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import { ACK, RST } from '../wire/tcp.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
 import { swapPorts } from './packet.js';
 import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 
@@ -44,10 +47,12 @@ const SLICE_RECORDS = 2048;
  *     waiting --earliest cutAt has come--> sweeping, in slices --end of the tables--> waiting for the next
  *
  * Connections that were picked up in the middle have no sequence numbers to go by: their entry is dropped, and the next packet of
- * the client meets another backend, which resets it.
+ * the client meets another backend, which resets it. Of a one-way entry the client's own numbers tell what either end expects, as
+ * long as nothing is under way to the client.
  */
 export class CutStage {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #answer: Answer = { offset: 0, length: 0 };
   /** Everything due up to here has been swept. */
   #sweptMs = Number.NEGATIVE_INFINITY;
@@ -59,8 +64,9 @@ export class CutStage {
   /** Of both tables, TCP's first; -1: not sweeping. */
   #cursor = -1;
 
-  constructor(core: Core) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
+    this.#dsr = dsr;
   }
 
   /** Looks for the next deadline in a new snapshot. A VIP that is new to it may be a live flow's backend: that is due at once. */
@@ -126,7 +132,8 @@ export class CutStage {
     const state = table.bytes[at + STATE]!;
     if (table.bytes[at + PROTOCOL] !== PROTO_TCP) return state === REPLIED ? this.#tellUnreachable(table, record) : 0;
     const hasNumbers = (table.bytes[at + MARKS]! & (state === SYN_SENT ? MARK_SYN_SEEN : MARK_WINDOWS)) !== 0;
-    return state <= ESTABLISHED && hasNumbers ? this.#resetBoth(table, record) : 0;
+    const isReached = table.bytes[at + TYPE] === TYPE_SVC ? this.#core.snapshot.tunnel.address !== 0 : hasNumbers;
+    return state <= ESTABLISHED && isReached ? this.#resetBoth(table, record) : 0;
   }
 
   /** weir's own addresses: what is sent to them comes back. */
@@ -147,17 +154,36 @@ export class CutStage {
     const txEnd = words[word + TX_END]!;
     const rxEnd = words[word + RX_END]!;
     const toClient = swapPorts(words[word + ORIGINAL_PORTS]!);
-    this.#sendRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, rxEnd, txEnd);
+    this.#buildRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, rxEnd, txEnd);
+    this.#send(first);
     const toBackend = swapPorts(words[word + REPLY_PORTS]!);
-    this.#sendRst(second, words[word + RETURN]!, words[word + BACKEND]!, toBackend, txEnd, rxEnd);
+    this.#buildRst(second, words[word + RETURN]!, words[word + BACKEND]!, toBackend, txEnd, rxEnd);
+    if (table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) this.#wrap(table, record);
+    this.#send(second);
     return 2;
   }
 
-  #sendRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {
+  #buildRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {
     const { memory } = this.#core.output;
     const at = packetOffset(memory, slot);
     buildRst(memory, at, source, destination, ports, sequence, ack, RST | ACK, this.#answer);
-    this.#send(slot);
+  }
+
+  /** Puts what was built into the tunnel to the flow's node. */
+  #wrap({ words }: FlowTable, record: number): void {
+    const answer = this.#answer;
+    const word = record * RECORD_WORDS;
+    const end = answer.offset + answer.length;
+    answer.offset = this.#dsr.wrap(
+      answer.offset,
+      answer.length,
+      this.#dsr.nodeOf(words[word + BACKEND_ID]!),
+      words[word + CLIENT]!,
+      words[word + VIP]!,
+      words[word + ORIGINAL_PORTS]!,
+      PROTO_TCP,
+    );
+    answer.length = end - answer.offset;
   }
 
   #tellUnreachable(table: FlowTable, record: number): number {

@@ -2,6 +2,7 @@ import { MessageChannel, type MessagePort, Worker } from 'node:worker_threads';
 import { type ErrorCode, WeirError } from '../base/errors.js';
 import type { DeviceFeatures } from '../io/device.js';
 import { createWake, type Wake } from '../io/wake.js';
+import type { AskForEndpoint } from './endpoints.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
 import type { Snapshot } from './snapshot.js';
 import { allocateStats } from './stats.js';
@@ -12,8 +13,11 @@ import type { WorkerSetup } from './worker.js';
 const STOP_MS = 1000;
 
 export interface DataPathOptions {
+  readonly role: 'gateway' | 'node';
   /** An open TUN device; stays the caller's to close, after `stop`. */
   readonly fd: number;
+  /** Of a node: the socket that tunnels end at; likewise. */
+  readonly tunnelFd?: number;
   readonly vnetHeader: boolean;
   readonly udpSegmentation: boolean;
   readonly mtu: number;
@@ -28,13 +32,15 @@ export interface DataPathOptions {
   readonly recovering: boolean;
   /** The data path has ended by itself; called at most once, and not after `stop`. */
   readonly onFailure: (error: WeirError) => void;
+  /** Traffic has taught a node an endpoint; not called after `stop`. */
+  readonly onEndpoint?: AskForEndpoint;
 }
 
 /** Starts the data path in its own thread; resolves once its device is open and packets flow. */
 export async function startDataPath(options: DataPathOptions): Promise<DataPath> {
   const wake = createWake();
   const { port1, port2 } = new MessageChannel();
-  const { onFailure, gcIntervalMs, ...rest } = options;
+  const { onFailure, onEndpoint, gcIntervalMs, ...rest } = options;
   const stats = allocateStats();
   const signal = new Int32Array(new SharedArrayBuffer(4));
   const setup: WorkerSetup = {
@@ -46,7 +52,7 @@ export async function startDataPath(options: DataPathOptions): Promise<DataPath>
     stats,
   };
   const worker = new Worker(new URL('./worker.js', import.meta.url), { workerData: setup, transferList: [port2] });
-  const path = new DataPath(worker, port1, wake, signal, stats, onFailure);
+  const path = new DataPath(worker, port1, wake, signal, stats, { onFailure, onEndpoint });
   try {
     await path.ready;
   } catch (error) {
@@ -71,6 +77,7 @@ export class DataPath {
   readonly #wake: Wake;
   readonly #signal: Int32Array;
   readonly #onFailure: (error: WeirError) => void;
+  readonly #onEndpoint: AskForEndpoint | undefined;
   readonly #exited: Promise<void>;
   readonly #applied = new Map<number, () => void>();
   readonly #flushed = new Map<number, (count: number) => void>();
@@ -86,13 +93,14 @@ export class DataPath {
     wake: Wake,
     signal: Int32Array,
     stats: Float64Array,
-    onFailure: (error: WeirError) => void,
+    { onFailure, onEndpoint }: { onFailure: (error: WeirError) => void; onEndpoint: AskForEndpoint | undefined },
   ) {
     this.#worker = worker;
     this.#port = port;
     this.#wake = wake;
     this.#signal = signal;
     this.#onFailure = onFailure;
+    this.#onEndpoint = onEndpoint;
     this.stats = stats;
     this.ready = new Promise((resolve, reject) => {
       this.#settleReady = { resolve, reject };
@@ -188,6 +196,9 @@ export class DataPath {
       case 'adopted':
         this.#adopted.get(message.id)?.(message.outcomes);
         this.#adopted.delete(message.id);
+        break;
+      case 'endpoint':
+        if (!this.#isEnding) this.#onEndpoint?.(message.address, message.port, message.protocol);
         break;
       case 'failed':
         this.#fail(new WeirError(message.code as ErrorCode, message.message, message.remedy));

@@ -8,6 +8,7 @@ import { packetOffset } from '../io/device.js';
 import { rewriteAddresses, rewriteIdentification } from '../nat/rewrite.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
 import { STAT_REASONS } from './stats.js';
 import { DIRECTION_REPLY, DROP, FORWARD, PASS, REPLY } from './verdict.js';
 
@@ -23,6 +24,9 @@ interface Decision {
   readonly service: number;
   readonly backend: number;
   readonly direction: number;
+  /** The node it left for through a tunnel, 0: none; and the ports it came with. */
+  readonly node: number;
+  readonly ports: number;
   /** Its record, to be counted for while it lives under the same generation; -1: none. */
   readonly record: number;
   readonly generation: number;
@@ -31,10 +35,12 @@ interface Decision {
 /** Rule 7: the stage for fragments of TCP and UDP. The first goes the way of whole packets, then leads the others. */
 export class FragmentStage {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #tracker = new FragmentTracker<Decision>();
 
-  constructor(core: Core) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
+    this.#dsr = dsr;
   }
 
   /**
@@ -104,6 +110,8 @@ export class FragmentStage {
       service,
       backend: results.backend[row]!,
       direction: results.direction[row]!,
+      node: forwarded ? this.#core.lastNode : 0,
+      ports: packet.ports,
       record,
       generation: record < 0 ? 0 : table.words[record * RECORD_WORDS + COMMIT]!,
     };
@@ -123,20 +131,26 @@ export class FragmentStage {
       core.drop(decision.reason);
       return;
     }
-    const table = core.tableOf(packet.protocol);
-    const { record } = decision;
+    const { record, node, ports } = decision;
+    const { protocol } = packet;
+    if (node !== 0 && !this.#dsr.accepts(node)) return;
+    const table = core.tableOf(protocol);
     const isSame = record >= 0 && table.words[record * RECORD_WORDS + COMMIT] === decision.generation;
     if (isSame && !table.isExpired(record, nowMs)) {
       const isReply = decision.direction === DIRECTION_REPLY;
       const { timeouts } = core.snapshot;
-      if (packet.protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
+      if (protocol === ipv4.PROTO_TCP) refreshTcp(table, record, nowMs, timeouts);
       else trackAny(table, record, isReply, nowMs, timeouts);
       core.account(table, record, isReply);
       results.state[packet.row] = table.bytes[record * RECORD_BYTES + STATE]!;
     }
     rewriteAddresses(core.view, core.bytes, packet.at, decision.source, decision.destination);
     rewriteIdentification(core.view, core.bytes, packet.at, decision.id);
-    core.forward();
+    if (node === 0) core.forward();
+    else {
+      const startsFlow = protocol !== ipv4.PROTO_TCP;
+      this.#dsr.forward(node, packet.source, packet.destination, ports, protocol, startsFlow);
+    }
   }
 }
 
@@ -149,6 +163,8 @@ function afterAnswer(reason: number, service: number): number {
       return REASON['no-backend'];
     case REASON['rst-unknown-port']:
       return REASON['unknown-port'];
+    case REASON['frag-needed']:
+      return REASON['mtu-exceeded'];
     default:
       return service === 0 ? REASON['unknown-port'] : REASON['no-backend'];
   }

@@ -1,8 +1,7 @@
 import { lookup } from '../balance/lookup.js';
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
-import { openAny, trackAny } from '../conntrack/any-tracker.js';
-import { CAUSE_CUT, CAUSE_REPLACED, EVENT_CREATED, EVENT_STATE } from '../conntrack/events.js';
+import { CAUSE_CUT, CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
   BACKEND,
@@ -16,11 +15,12 @@ import {
   RETURN,
   SEEN_NON_SYN,
   STATE,
-  STATE_FREE,
+  TYPE,
+  TYPE_SVC,
   UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
-import { isReusable, openTcp, trackTcp } from '../conntrack/tcp-tracker.js';
+import { isReusable } from '../conntrack/tcp-tracker.js';
 import type { PacketBatch } from '../io/device.js';
 import { rewrite } from '../nat/rewrite.js';
 import { PORT_UNREACHABLE, PROTOCOL_UNREACHABLE } from '../wire/icmp.js';
@@ -30,12 +30,15 @@ import { isPartial } from '../wire/vnet.js';
 import { Admission, SENT_STATELESS } from './admit.js';
 import { Core, type PipelineParts } from './core.js';
 import { CutStage } from './cut.js';
+import { DsrStage } from './dsr.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
+import type { Pipeline } from './pipeline.js';
 import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
-import type { Results } from './verdict.js';
+import { trackPacket } from './track.js';
+import { clearResult, type Results } from './verdict.js';
 
 /** What the first pass found a packet to be. */
 const BAD = 0;
@@ -45,15 +48,12 @@ const FRAGMENT = 3;
 const ICMP = 4;
 const OTHER = 5;
 
-/** Instead of a STATE, while nobody watches. */
-const UNWATCHED = -1;
-
 /**
  * The gateway's pipeline: a batch of packets in, each rewritten in place and transmitted, answered, passed on, held or dropped
  * with one reason. Runs to completion, allocates nothing for packets of known flows, never throws.
  *
  *     check -> (touch) -> conntrack --hit--> track -> rewrite -> forward
- *                             |miss
+ *                             |miss                            \-- dsr: into the tunnel -> forward
  *                             +-- to a VIP: service -> admit -> insert -> rewrite -> forward
  *                             +-- to an snat address: drop
  *                             +-- else: pass
@@ -66,8 +66,9 @@ const UNWATCHED = -1;
  * Invariant: nothing leaves with a VIP as destination. A packet to a VIP is rewritten to a backend or ends here; passing on
  * is for other destinations; a client that is a VIP is never admitted; backends are no VIPs (the config is refused).
  */
-export class Gateway {
+export class Gateway implements Pipeline {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #admission: Admission;
   readonly #fragments: FragmentStage;
   readonly #icmp: IcmpStage;
@@ -83,27 +84,24 @@ export class Gateway {
 
   constructor(parts: PipelineParts) {
     this.#core = new Core(parts);
-    this.#admission = new Admission(this.#core);
-    this.#fragments = new FragmentStage(this.#core);
-    this.#icmp = new IcmpStage(this.#core);
-    this.#cuts = new CutStage(this.#core);
+    this.#dsr = new DsrStage(this.#core);
+    this.#admission = new Admission(this.#core, this.#dsr);
+    this.#fragments = new FragmentStage(this.#core, this.#dsr);
+    this.#icmp = new IcmpStage(this.#core, this.#dsr);
+    this.#cuts = new CutStage(this.#core, this.#dsr);
   }
 
-  /** Row i tells what became of packet i of the last batch. */
   get results(): Results {
     return this.#core.results;
   }
 
-  /** Makes `snapshot` the configuration from the next batch on. */
   use(snapshot: Snapshot): void {
-    const before = this.#core.snapshot as Snapshot | undefined;
-    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
-    this.#core.snapshot = snapshot;
+    this.#core.use(snapshot);
+    this.#dsr.use();
     this.#admission.use();
     this.#cuts.use();
   }
 
-  /** Takes every packet of the batch to its end. `nowMs` is one moment for all of them. */
   process(batch: PacketBatch, nowMs: number): void {
     const core = this.#core;
     core.nowMs = nowMs;
@@ -113,11 +111,7 @@ export class Gateway {
 
     const { results, packet, bytes } = core;
     for (let row = 0; row < batch.count; row++) {
-      results.reason[row] = 0;
-      results.direction[row] = 0;
-      results.service[row] = 0;
-      results.backend[row] = 0;
-      results.state[row] = 0;
+      clearResult(results, row);
       packet.row = row;
       packet.slot = batch.slot[row]!;
       packet.at = batch.offset[row]!;
@@ -128,6 +122,7 @@ export class Gateway {
       }
       packet.load(core.view, bytes);
       core.lastRecord = -1;
+      core.lastNode = 0;
       if (kind <= UDP_FLOW) {
         packet.ports = tcp.ports(core.view, packet.l4);
         packet.hash = this.#hash[row]!;
@@ -139,12 +134,10 @@ export class Gateway {
     }
   }
 
-  /**
-   * Work that is due by time alone: held fragments that waited too long, flows whose backend's drain time is over. To be called
-   * after `use` as well. Returns when to call again, ms.
-   */
+  /** Held fragments that waited too long, and flows whose backend's drain time is over. */
   flushDue(nowMs: number): number {
     this.#core.nowMs = nowMs;
+    this.#dsr.listen();
     return Math.min(this.#fragments.expire(), this.#cuts.run());
   }
 
@@ -220,6 +213,7 @@ export class Gateway {
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
     const at = record * RECORD_BYTES;
+    if (table.bytes[at + TYPE] === TYPE_SVC && snapshot.tunnel.address === 0) return true;
     if (packet.protocol === ipv4.PROTO_TCP) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
@@ -232,39 +226,27 @@ export class Gateway {
   /** A packet of a live flow: track, count, translate, send. */
   #follow(table: FlowTable, record: number, isReply: boolean, isNew: boolean): void {
     const core = this.#core;
-    const { packet, bytes, view, snapshot, nowMs } = core;
-    const { l4 } = packet;
-    const before = table.isWatched ? table.bytes[record * RECORD_BYTES + STATE]! : UNWATCHED;
-    if (packet.protocol === ipv4.PROTO_TCP) {
-      const flags = tcp.flags(bytes, l4);
-      const payload = packet.at + packet.length - l4 - tcp.dataOffset(bytes, l4);
-      const scale = (flags & tcp.SYN) !== 0 ? tcp.windowScale(bytes, l4) : -1;
-      const seq = tcp.sequence(view, l4);
-      const ack = tcp.acknowledgement(view, l4);
-      const window = tcp.window(bytes, l4);
-      if (isNew) openTcp(table, record, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
-      else trackTcp(table, record, isReply, flags, seq, ack, window, payload, scale, nowMs, snapshot.timeouts);
-    } else if (isNew) openAny(table, record, nowMs, snapshot.timeouts);
-    else trackAny(table, record, isReply, nowMs, snapshot.timeouts);
-    core.account(table, record, isReply);
-    if (before !== UNWATCHED) this.#tell(table, record, before);
-
+    const { packet, bytes, view } = core;
     const word = record * RECORD_WORDS;
     const { words } = table;
-    core.noteFlow(table, record, isReply);
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    const node = isOneWay ? this.#dsr.nodeOf(words[word + BACKEND_ID]!) : 0;
+    if (isOneWay && !isNew) {
+      core.noteFlow(table, record, false);
+      if (!this.#dsr.accepts(node)) return;
+    }
+    trackPacket(core, table, record, isReply, isNew);
     // Either direction leaves as the reverse of the other's key.
     const source = words[word + (isReply ? VIP : RETURN)]!;
     const destination = words[word + (isReply ? CLIENT : BACKEND)]!;
     const ports = swapPorts(words[word + (isReply ? ORIGINAL_PORTS : REPLY_PORTS)]!);
-    rewrite(view, bytes, packet.at, l4, packet.protocol, source, destination, ports, packet.partial);
-    core.forward();
-  }
-
-  /** Tells watchers what a packet did to the state of its record, if anything. */
-  #tell(table: FlowTable, record: number, before: number): void {
-    const { nowMs } = this.#core;
-    if (before === STATE_FREE) table.tell(EVENT_CREATED, 0, record, nowMs);
-    else if (table.bytes[record * RECORD_BYTES + STATE] !== before) table.tell(EVENT_STATE, before, record, nowMs);
+    rewrite(view, bytes, packet.at, packet.l4, packet.protocol, source, destination, ports, packet.partial);
+    if (!isOneWay) {
+      core.forward();
+      return;
+    }
+    const startsFlow = isNew || packet.protocol !== ipv4.PROTO_TCP || (tcp.flags(bytes, packet.l4) & tcp.SYN) !== 0;
+    this.#dsr.forward(node, packet.source, packet.destination, packet.ports, packet.protocol, startsFlow);
   }
 
   /** No record: a new flow, something for weir to refuse, or not weir's. */
@@ -290,17 +272,7 @@ export class Gateway {
       this.#follow(table, picked, true, false);
       return;
     }
-    if (picked !== SENT_STATELESS) this.#passOn();
-  }
-
-  /** Rule 8: a direct connection to a backend keeps working, unless the configuration says otherwise. */
-  #passOn(): void {
-    const core = this.#core;
-    const { packet, snapshot } = core;
-    const refused =
-      snapshot.dropUntracked && lookup(snapshot.endpointIndex, packet.source, packet.sourcePort, packet.protocol) !== 0;
-    if (refused) core.drop(REASON['untracked-reply']);
-    else core.pass();
+    if (picked !== SENT_STATELESS) core.passUntracked();
   }
 
   /** The drain time of the flow's backend is over, and the sweep has not come to it yet: it ends here, and both ends are told. */

@@ -1,10 +1,23 @@
 import { REASON } from '../base/reasons.js';
-import { BACKEND, CLIENT, ORIGINAL_PORTS, RECORD_WORDS, REPLY_PORTS, RETURN, VIP } from '../conntrack/record.js';
+import {
+  BACKEND,
+  BACKEND_ID,
+  CLIENT,
+  ORIGINAL_PORTS,
+  RECORD_BYTES,
+  RECORD_WORDS,
+  REPLY_PORTS,
+  RETURN,
+  TYPE,
+  TYPE_SVC,
+  VIP,
+} from '../conntrack/record.js';
 import { answerEcho } from '../nat/answer.js';
 import { makeQuote, parseQuote, translateError } from '../nat/icmp-error.js';
 import * as icmp from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
+import type { DsrStage } from './dsr.js';
 import { swapPorts } from './packet.js';
 import { VIP_ECHO } from './snapshot.js';
 
@@ -14,10 +27,12 @@ import { VIP_ECHO } from './snapshot.js';
  */
 export class IcmpStage {
   readonly #core: Core;
+  readonly #dsr: DsrStage;
   readonly #quote = makeQuote();
 
-  constructor(core: Core) {
+  constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
+    this.#dsr = dsr;
   }
 
   process(): void {
@@ -57,6 +72,7 @@ export class IcmpStage {
       this.#unknown(isOurs);
       return;
     }
+    this.#dsr.heed(view, bytes, packet.at, packet.l4, quote);
     const table = core.tableOf(quote.protocol);
     const ports = swapPorts(quote.ports);
     const hash = table.hash(quote.destination, quote.source, ports, quote.protocol);
@@ -70,6 +86,9 @@ export class IcmpStage {
     const { words } = table;
     const fromBackendSide = (reference & 1) !== 0;
     core.noteFlow(table, record, fromBackendSide);
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    const node = isOneWay ? this.#dsr.nodeOf(words[word + BACKEND_ID]!) : 0;
+    if (isOneWay && !this.#dsr.accepts(node)) return;
     if (fromBackendSide) {
       const client = words[word + CLIENT]!;
       const vip = words[word + VIP]!;
@@ -102,7 +121,11 @@ export class IcmpStage {
         words[word + REPLY_PORTS]!,
       );
     }
-    core.forward();
+    if (!isOneWay) core.forward();
+    else {
+      const client = words[word + CLIENT]!;
+      this.#dsr.forward(node, client, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, quote.protocol, false);
+    }
   }
 
   #unknown(isOurs: boolean): void {

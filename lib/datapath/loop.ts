@@ -1,7 +1,7 @@
 import type { Clock } from '../base/clock.js';
 import type { GarbageCollector } from '../conntrack/gc.js';
 import type { BatchDevice } from '../io/device.js';
-import type { Gateway } from './gateway.js';
+import type { Pipeline } from './pipeline.js';
 import { STAT_IDLE_WAKEUPS, STAT_SLOWEST_BATCH_MS } from './stats.js';
 
 /** Records a pass of the garbage collector looks at between two batches: well under 1 ms. */
@@ -17,7 +17,7 @@ export interface Control {
 
 export interface LoopParts {
   readonly device: BatchDevice;
-  readonly pipeline: Gateway;
+  readonly pipeline: Pipeline;
   readonly collector: GarbageCollector;
   readonly clock: Clock;
   readonly control: Control;

@@ -31,5 +31,7 @@ export type FromDataPath =
   | { readonly type: 'flushed'; readonly id: number; readonly count: number }
   /** One of adopt.ts's outcomes for each record that was taken. */
   | { readonly type: 'adopted'; readonly id: number; readonly outcomes: Uint8Array }
+  /** Traffic has taught a node an endpoint whose answers ought to be led in; a snapshot that has it is the answer. */
+  | { readonly type: 'endpoint'; readonly address: number; readonly port: number; readonly protocol: number }
   | { readonly type: 'failed'; readonly code: string; readonly message: string; readonly remedy: string }
   | { readonly type: 'stopped' };

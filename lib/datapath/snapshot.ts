@@ -1,3 +1,6 @@
+import type { TunnelSettings } from '../tunnel/encapsulation.js';
+import type { NodeSettings } from './node-settings.js';
+
 /**
  * What the data path knows of the configuration: flat typed arrays over SharedArrayBuffers, so that handing a snapshot to the
  * Worker copies references only, whatever its size. Control builds one and never changes it afterwards; the run loop swaps its
@@ -43,6 +46,15 @@ export interface Snapshot {
    * when there is none or more than one: for picking replies up after a start without a table. 0: no backend.
    */
   readonly endpointIndex: Int32Array;
+
+  /** The gateway's tunnels; of a node, whose end `address` and `port` are. */
+  readonly tunnel: TunnelSettings;
+
+  /** Of a node; null: this is a gateway. */
+  readonly node: NodeSettings | null;
+
+  /** (node, 0, 0) -> 1, for every node that flows may be sent to. */
+  readonly nodeIndex: Int32Array;
 
   /** Allowed client ranges as [first, last] pairs of unsigned words, merged and sorted within each service. */
   readonly ranges: Uint32Array;
@@ -104,6 +116,7 @@ export const BACKEND_WORDS = 8;
 export const BACKEND_ADDRESS = 0;
 export const BACKEND_PORT = 1;
 export const BACKEND_SERVICE = 2;
+/** Where the tunnel to it ends: mode dsr. */
 export const BACKEND_NODE = 3;
 export const BACKEND_FLAGS = 4;
 

@@ -35,3 +35,12 @@ export function makeResults(capacity: number): Results {
     state: new Uint8Array(capacity),
   };
 }
+
+/** Forgets what a row said of an earlier packet; its verdict is always written. */
+export function clearResult(results: Results, row: number): void {
+  results.reason[row] = 0;
+  results.direction[row] = 0;
+  results.service[row] = 0;
+  results.backend[row] = 0;
+  results.state[row] = 0;
+}

@@ -6,10 +6,12 @@ import { CAUSE_FLUSHED, EventWriter } from '../conntrack/events.js';
 import { FlowTable } from '../conntrack/flow-table.js';
 import { GarbageCollector } from '../conntrack/gc.js';
 import { bootClock } from '../io/boot-clock.js';
+import { ErrorSocket } from '../io/error-socket.js';
 import { openDevice } from '../io/open.js';
 import { Gateway } from './gateway.js';
 import { runLoop } from './loop.js';
 import type { FromDataPath, ToDataPath } from './messages.js';
+import { Node } from './node.js';
 import type { Snapshot } from './snapshot.js';
 import { attachTables, type MappedTables, type Tables } from './tables.js';
 
@@ -21,7 +23,10 @@ export interface WorkerSetup {
   readonly port: MessagePort;
   /** Word 0 counts the messages posted. */
   readonly signal: Int32Array;
+  readonly role: 'gateway' | 'node';
   readonly fd: number;
+  /** Of a node: the socket that tunnels end at. */
+  readonly tunnelFd?: number;
   readonly wakeFd: number;
   readonly vnetHeader: boolean;
   readonly udpSegmentation: boolean;
@@ -48,22 +53,28 @@ function post(message: FromDataPath): void {
 function main(): void {
   const clock = bootClock();
   const { device, note } = openDevice(setup);
+  const errors = setup.role === 'gateway' ? new ErrorSocket() : undefined;
   try {
     const tables = attachTables(setup.tables);
     const events = new EventWriter(setup.events);
     const tcp = new FlowTable(tables.tcp, events);
     const any = new FlowTable(tables.any, events);
-    const pipeline = new Gateway({
+    const parts = {
       tcp,
       any,
       output: device,
       random: systemRandom(),
       stats: setup.stats,
       ...(setup.recovering ? { recoveringSince: clock.nowMs() } : {}),
-    });
+    };
+    const pipeline =
+      errors === undefined
+        ? new Node(parts, (address, port, protocol) => post({ type: 'endpoint', address, port, protocol }))
+        : new Gateway({ ...parts, errors });
     pipeline.use(setup.snapshot);
     const collector = new GarbageCollector([tcp, any], clock.nowMs(), setup.gcIntervalMs);
-    post({ type: 'ready', features: device.features, note });
+    const problem = setup.snapshot.tunnel.address === 0 ? '' : (errors?.problem ?? '');
+    post({ type: 'ready', features: device.features, note: problem === '' ? note : `${note}; ${problem}` });
 
     let heard = 0;
     const { signal, stats } = setup;
@@ -104,6 +115,7 @@ function main(): void {
       control: { pending: () => Atomics.load(signal, 0) !== heard, handle },
     });
   } finally {
+    errors?.close();
     device.close();
   }
 }

@@ -16,9 +16,6 @@ export interface BatchDevice extends PacketOutput {
   /** What the last `receive` delivered. */
   readonly rx: PacketBatch;
 
-  /** What the kernel accepted, for the log and for the data path's choices. */
-  readonly features: DeviceFeatures;
-
   /** Packets whose write the kernel refused, since the device was opened. */
   readonly writeErrors: number;
 
@@ -39,6 +36,9 @@ export interface BatchDevice extends PacketOutput {
 /** The half of a device that the pipeline sees while it works on a batch. Nothing here blocks. */
 export interface PacketOutput {
   readonly memory: PacketMemory;
+
+  /** What the kernel accepted, for the log and for the data path's choices. */
+  readonly features: DeviceFeatures;
 
   /**
    * Queues the packet of `length` bytes at `offset` (of its IP header; the vnet header is right before it) for writing,
@@ -63,19 +63,32 @@ export interface PacketMemory {
   readonly slots: number;
 }
 
-/** Struct of arrays, filled anew by each `receive`; the first `count` rows are valid. */
+/**
+ * Struct of arrays, filled anew by each `receive`; the first `count` rows are valid. A row is an IP packet of the device, or, on
+ * a device that has a tunnel's socket as well, what came through that: the payload of one UDP datagram, or of several from one
+ * sender that the kernel joined (UDP_GRO), one after the other.
+ */
 export class PacketBatch {
   count = 0;
   readonly slot: Int32Array;
-  /** Offset of the IP header in the packet memory. */
+  /** Offset of the IP header, or of the first datagram's payload, in the packet memory. */
   readonly offset: Int32Array;
-  /** Bytes from the IP header on. */
+  /** Bytes from there on. */
   readonly length: Int32Array;
+  /** 0: an IP packet. Otherwise the bytes of each datagram; only the last may be shorter. */
+  readonly datagramBytes: Int32Array;
+  /** Of datagrams: the address they came from, a signed word. */
+  readonly peer: Int32Array;
+  /** Of datagrams: the TOS byte they came with. */
+  readonly tos: Uint8Array;
 
   constructor(capacity: number) {
     this.slot = new Int32Array(capacity);
     this.offset = new Int32Array(capacity);
     this.length = new Int32Array(capacity);
+    this.datagramBytes = new Int32Array(capacity);
+    this.peer = new Int32Array(capacity);
+    this.tos = new Uint8Array(capacity);
   }
 }
 

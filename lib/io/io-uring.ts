@@ -1,8 +1,9 @@
-import { BATCH_PACKETS, HEADROOM_BYTES } from '../base/limits.js';
+import { BATCH_PACKETS } from '../base/limits.js';
 import { VNET_HEADER_BYTES } from '../wire/vnet.js';
 import { type BatchDevice, type DeviceFeatures, PacketBatch, type PacketMemory } from './device.js';
 import { ReadFaults } from './faults.js';
-import { type BufferRing, Ring } from './ring.js';
+import { Input, OP_READ_MULTISHOT, SocketSource, type Source, TunSource } from './inputs.js';
+import { Ring } from './ring.js';
 import { type KernelDevice, maxPacketBytes, SlotPool } from './slots.js';
 import { EINTR, ENOBUFS, ETIME, setNonBlocking } from './syscalls.js';
 
@@ -10,23 +11,17 @@ import { EINTR, ENOBUFS, ETIME, setNonBlocking } from './syscalls.js';
 const OP_ASYNC_CANCEL = 14;
 const OP_READ = 22;
 const OP_WRITE = 23;
-const OP_READ_MULTISHOT = 49; // 6.7
-const IOSQE_BUFFER_SELECT = 1 << 5;
 const IOSQE_CQE_SKIP_SUCCESS = 1 << 6;
-const CQE_F_BUFFER = 1 << 0;
-const CQE_F_MORE = 1 << 1;
-const CQE_BUFFER_SHIFT = 16;
 const RWF_NOWAIT = 8;
 
-const BUFFER_GROUP = 0;
-
-// The tag of a request: what it is, and above that the slot of a single read.
-const TAG_READ = 0;
-const TAG_WRITE = 1;
-const TAG_WAKE = 2;
-const TAG_CANCEL = 3;
-const TAG_KIND = 3;
-const TAG_SLOT_SHIFT = 2;
+// The tag of a request: what it is, and above that the slot of a single read. Reads have the number of their input.
+const TAG_TUN = 0;
+const TAG_TUNNEL = 1;
+const TAG_WRITE = 2;
+const TAG_WAKE = 3;
+const TAG_CANCEL = 4;
+const TAG_KIND = 7;
+const TAG_SLOT_SHIFT = 3;
 
 /** For requests in flight to end after they were cancelled, in steps. */
 const CANCEL_STEP_MS = 50;
@@ -53,10 +48,13 @@ const CANCEL_STEPS = 40;
  * - **Writes** carry RWF_NOWAIT, so the kernel ends each while it is being submitted, in order, and never moves it elsewhere:
  *   when `enter` is back, every slot written is free. Hence a slot may be lent again in the very `enter` that writes it: single
  *   reads are queued behind the writes, and a multishot read runs after the submission (it is only used where task work is
- *   deferred). Successful writes post no completion where the kernel can leave it out, so that they do not end the wait.
+ *   deferred); nothing may be stored in a slot that is about to be lent. Successful writes post no completion where the kernel can leave it out, so that they do not end the wait.
+ * - **A tunnel's socket** is a second input of the same ring: a multishot RECVMSG (or single ones) beside the reads of the device.
+ *   Each input may lend half of a batch, so that neither waits for the other.
  * - **Wake-up.** A read of the eventfd waits in the same ring; a wake-up that comes with packets is theirs.
- * - **Completions outstanding** are bounded by the writes of one `enter` (at most all slots) plus the slots lent and two more,
- *   far below what the ring holds: `take` reaps too, and keeps packets that arrived for the next `receive`.
+ * - **Completions outstanding** are bounded by the writes of one `enter` (at most all slots) plus the slots lent and a few more,
+ *   far below what the ring holds. `take` reaps too, and keeps packets that arrived for the next `receive`; slots lent and
+ *   slots ready are a batch together at most.
  *
  * Rejected: POLL_ADD and then reads (one more system call a packet), hard-linked reads (one packet an `enter`), spinning before
  * blocking (it starves the others on a small machine).
@@ -69,11 +67,12 @@ export class IoUringDevice implements BatchDevice {
   readonly #fd: number;
   readonly #wakeFd: number;
   readonly #headerBytes: number;
-  readonly #readBytes: number;
   readonly #writeEntryFlags: number;
   readonly #ring: Ring;
-  readonly #buffers: BufferRing | undefined;
   readonly #pool: SlotPool;
+  /** By number: the device, and the tunnel's socket if there is one. */
+  readonly #inputs: readonly Input[];
+  readonly #isMultishot: boolean;
   readonly #faults = new ReadFaults();
 
   /** Slots of writes that were queued since the last `enter`. */
@@ -82,13 +81,8 @@ export class IoUringDevice implements BatchDevice {
 
   readonly #readySlots: Int32Array;
   readonly #readyBytes: Int32Array;
+  readonly #readyInputs: Uint8Array;
   #readyCount = 0;
-
-  #lentCount = 0;
-  /** Single reads: by slot, whether one is in flight. */
-  readonly #reading: Uint8Array;
-  #readsWanted = 1;
-  #multishotArmed = false;
 
   #wakeArmed = false;
   #woken = false;
@@ -107,18 +101,27 @@ export class IoUringDevice implements BatchDevice {
     this.#headerBytes = device.vnetHeader ? VNET_HEADER_BYTES : 0;
     this.#ring = new Ring();
     this.#writeEntryFlags = this.#ring.canSkipSuccess ? IOSQE_CQE_SKIP_SUCCESS : 0;
-    const usable = multishot && this.#ring.deferred && this.#ring.supports(OP_READ_MULTISHOT);
-    this.#buffers = usable ? this.#ring.createBuffers(BUFFER_GROUP) : undefined;
-    this.#pool = new SlotPool(maxPacketBytes(device.vnetHeader, device.mtu));
+    this.#pool = new SlotPool(maxPacketBytes(device));
     this.memory = this.#pool.memory;
-    this.#readBytes = this.memory.slotBytes - HEADROOM_BYTES + this.#headerBytes;
-    this.#written = new Int32Array(this.memory.slots);
-    this.#readySlots = new Int32Array(this.memory.slots);
-    this.#readyBytes = new Int32Array(this.memory.slots);
-    this.#reading = new Uint8Array(this.memory.slots);
+    const sources: Source[] = [new TunSource(device, this.#pool)];
+    if (device.tunnelFd !== undefined) sources.push(new SocketSource(device.tunnelFd, this.#pool));
+    const usable = multishot && this.#ring.deferred && this.#ring.supports(OP_READ_MULTISHOT);
+    const buffers = sources.map((_, group) => (usable ? this.#ring.createBuffers(group) : undefined));
+    this.#isMultishot = buffers.every((each) => each !== undefined);
+    this.#inputs = sources.map((source, number) => {
+      const request = { tag: number, slotShift: TAG_SLOT_SHIFT, group: number };
+      const share = BATCH_PACKETS / sources.length;
+      return new Input(source, this.#ring, this.#pool, request, share, this.#isMultishot ? buffers[number] : undefined);
+    });
+    const { slots } = this.memory;
+    this.#written = new Int32Array(slots);
+    this.#readySlots = new Int32Array(slots);
+    this.#readyBytes = new Int32Array(slots);
+    this.#readyInputs = new Uint8Array(slots);
     this.features = { engine: 'io_uring', vnetHeader: device.vnetHeader, udpSegmentation: device.udpSegmentation };
     // io_uring gives EAGAIN back on a non-blocking file, instead of waiting for it.
     setNonBlocking(this.#fd, false);
+    if (device.tunnelFd !== undefined) setNonBlocking(device.tunnelFd, false);
   }
 
   get writeErrors(): number {
@@ -127,12 +130,12 @@ export class IoUringDevice implements BatchDevice {
 
   /** How packets are read, for the log. */
   get reads(): 'multishot' | 'single' {
-    return this.#buffers ? 'multishot' : 'single';
+    return this.#isMultishot ? 'multishot' : 'single';
   }
 
   /** Slots that are free or with the kernel; all of them, when the data path has given back what it had. */
   get slotsOwned(): number {
-    return this.#pool.free + this.#lentCount + this.#writtenCount + this.#readyCount;
+    return this.#pool.free + this.#lent() + this.#writtenCount + this.#readyCount;
   }
 
   receive(timeoutMs: number): number {
@@ -141,7 +144,9 @@ export class IoUringDevice implements BatchDevice {
     const startMs = timeoutMs > 0 && timeoutMs !== Infinity ? performance.now() : 0;
     for (let leftMs = timeoutMs; ; leftMs = timeoutMs - (performance.now() - startMs)) {
       const pauseMs = this.#faults.pauseMs();
-      if (pauseMs === 0) this.#armReads();
+      if (pauseMs === 0) {
+        for (const input of this.#inputs) input.arm(BATCH_PACKETS - this.#readyCount - this.#lent() + input.lent);
+      }
       this.#armWake();
       const wait = leftMs > 0 && this.#readyCount === 0 && !this.#woken;
       this.#submit(wait ? 1 : 0, pauseMs > 0 && pauseMs < leftMs ? pauseMs : leftMs);
@@ -172,10 +177,7 @@ export class IoUringDevice implements BatchDevice {
   close(): void {
     if (this.#closed) return;
     this.#closed = true;
-    if (this.#multishotArmed) this.#cancel(TAG_READ);
-    for (let slot = 0; slot < this.memory.slots; slot++) {
-      if (this.#reading[slot] === 1) this.#cancel(TAG_READ | (slot << TAG_SLOT_SHIFT));
-    }
+    for (const input of this.#inputs) input.cancel((tag) => this.#cancel(tag));
     if (this.#wakeArmed) this.#cancel(TAG_WAKE);
     for (let step = 0; step < CANCEL_STEPS && this.#inFlight(); step++) {
       this.#ring.enter(1, CANCEL_STEP_MS);
@@ -185,7 +187,7 @@ export class IoUringDevice implements BatchDevice {
     const ended = !this.#inFlight();
     this.#ring.close();
     if (!ended) return;
-    this.#buffers?.close();
+    for (const input of this.#inputs) input.close();
     this.#pool.close();
   }
 
@@ -194,44 +196,20 @@ export class IoUringDevice implements BatchDevice {
   }
 
   #inFlight(): boolean {
-    return this.#multishotArmed || this.#wakeArmed || this.#reading.includes(1);
+    return this.#wakeArmed || this.#inputs.some(({ isInFlight }) => isInFlight);
   }
 
-  #armReads(): void {
-    if (this.#buffers) this.#armMultishot(this.#buffers);
-    else this.#armSingle();
-  }
-
-  #armMultishot(buffers: BufferRing): void {
-    while (this.#lentCount < BATCH_PACKETS && this.#pool.free > 0) {
-      const slot = this.#pool.take();
-      buffers.add(slot, this.#readAddress(slot), this.#readBytes);
-      this.#lentCount++;
-    }
-    buffers.publish();
-    if (this.#multishotArmed || this.#lentCount === 0) return;
-    this.#ring.queue(OP_READ_MULTISHOT, this.#fd, 0, 0, TAG_READ, IOSQE_BUFFER_SELECT, 0);
-    this.#multishotArmed = true;
-  }
-
-  #armSingle(): void {
-    while (this.#lentCount < this.#readsWanted && this.#pool.free > 0) {
-      const slot = this.#pool.take();
-      const tag = TAG_READ | (slot << TAG_SLOT_SHIFT);
-      this.#ring.queue(OP_READ, this.#fd, this.#readAddress(slot), this.#readBytes, tag, 0, 0);
-      this.#reading[slot] = 1;
-      this.#lentCount++;
-    }
+  /** Slots that are with the kernel, to be filled. */
+  #lent(): number {
+    let lent = 0;
+    for (const input of this.#inputs) lent += input.lent;
+    return lent;
   }
 
   #armWake(): void {
     if (this.#wakeArmed) return;
     this.#ring.queue(OP_READ, this.#wakeFd, this.#ring.resultAddress, 8, TAG_WAKE, 0, 0);
     this.#wakeArmed = true;
-  }
-
-  #readAddress(slot: number): number {
-    return this.#pool.addressOf(slot * this.memory.slotBytes + HEADROOM_BYTES - this.#headerBytes);
   }
 
   /** @returns whether everything queued was submitted */
@@ -252,9 +230,9 @@ export class IoUringDevice implements BatchDevice {
     const ring = this.#ring;
     while (ring.next()) {
       switch (ring.tag & TAG_KIND) {
-        case TAG_READ:
-          if (this.#buffers) this.#endMultishot(ring.result, ring.flags);
-          else this.#endSingle(ring.tag >>> TAG_SLOT_SHIFT, ring.result);
+        case TAG_TUN:
+        case TAG_TUNNEL:
+          this.#endRead(ring.tag & TAG_KIND, ring.result);
           break;
         case TAG_WRITE:
           if (ring.result < 0) this.#writeErrors++;
@@ -267,27 +245,19 @@ export class IoUringDevice implements BatchDevice {
     }
   }
 
-  #endMultishot(result: number, flags: number): void {
-    if ((flags & CQE_F_MORE) === 0) this.#multishotArmed = false;
-    if (flags & CQE_F_BUFFER) this.#filled(flags >>> CQE_BUFFER_SHIFT, result);
-    else if (result !== -ENOBUFS) this.#faults.record(result);
-  }
-
-  #endSingle(slot: number, result: number): void {
-    this.#reading[slot] = 0;
-    this.#filled(slot, result);
-  }
-
-  #filled(slot: number, result: number): void {
-    this.#lentCount--;
-    const lengthBytes = result - this.#headerBytes;
-    if (lengthBytes <= 0) {
+  #endRead(number: number, result: number): void {
+    const input = this.#inputs[number]!;
+    const slot = input.end();
+    if (result < 0 && result !== -ENOBUFS) this.#faults.record(result);
+    if (slot < 0) return;
+    const contentBytes = input.contentBytes(result);
+    if (result < 0 || contentBytes < 0) {
       this.#pool.give(slot);
-      if (result < 0) this.#faults.record(result);
       return;
     }
     this.#readySlots[this.#readyCount] = slot;
-    this.#readyBytes[this.#readyCount] = lengthBytes;
+    this.#readyBytes[this.#readyCount] = contentBytes;
+    this.#readyInputs[this.#readyCount] = number;
     this.#readyCount++;
   }
 
@@ -296,18 +266,21 @@ export class IoUringDevice implements BatchDevice {
     const { rx } = this;
     const count = this.#readyCount;
     for (let row = 0; row < count; row++) {
-      const slot = this.#readySlots[row]!;
-      const offset = slot * this.memory.slotBytes + HEADROOM_BYTES;
-      rx.slot[row] = slot;
-      rx.offset[row] = offset;
-      rx.length[row] = this.#readyBytes[row]!;
-      if (this.#headerBytes === 0) this.#pool.clearHeader(offset);
+      const input = this.#inputs[this.#readyInputs[row]!]!;
+      input.describe(this.#readySlots[row]!, this.#readyBytes[row]!, rx, row);
     }
     rx.count = count;
     this.#readyCount = 0;
-    this.#readsWanted = this.#lentCount === 0 ? Math.min(2 * count, BATCH_PACKETS) : count;
+    this.#adapt(count);
     this.#woken = false;
     this.#faults.clear();
     return count;
+  }
+
+  #adapt(count: number): void {
+    let ofTunnel = 0;
+    for (let row = 0; row < count; row++) ofTunnel += this.#readyInputs[row]!;
+    this.#inputs[TAG_TUN]!.adapt(count - ofTunnel);
+    this.#inputs[TAG_TUNNEL]?.adapt(ofTunnel);
   }
 }

@@ -2,13 +2,15 @@ import { BATCH_PACKETS, HEADROOM_BYTES, MAX_PACKET_BYTES } from '../base/limits.
 import { VNET_HEADER_BYTES } from '../wire/vnet.js';
 import { type BatchDevice, type DeviceFeatures, heapMemory, PacketBatch, packetOffset } from './device.js';
 
-/** A packet as tests and replay see it; `vnet` is its virtio-net header when that is not all zero. */
+/** A packet as tests see it; `vnet` is its virtio-net header when that is not all zero. */
 export interface MemoryPacket {
   readonly bytes: Uint8Array;
   readonly vnet?: Uint8Array;
+  /** `bytes` came through the tunnel's socket: from whom, and if they are several datagrams, of how many bytes each. */
+  readonly tunnel?: { readonly peer: number; readonly tos?: number; readonly datagramBytes?: number };
 }
 
-/** A device whose packets come from `push` and go to `sent`: for tests and for `weir replay`. */
+/** A device whose packets come from `push` and go to `sent`: for tests. */
 export class MemoryDevice implements BatchDevice {
   readonly memory;
   readonly rx;
@@ -39,7 +41,7 @@ export class MemoryDevice implements BatchDevice {
     while (count < this.#batch && this.#queue.length > 0) {
       const slot = this.take();
       if (slot < 0) break;
-      const { bytes, vnet } = this.#queue.shift()!;
+      const { bytes, vnet, tunnel } = this.#queue.shift()!;
       const offset = packetOffset(this.memory, slot);
       this.memory.bytes.set(bytes, offset);
       if (vnet) this.memory.bytes.set(vnet, offset - VNET_HEADER_BYTES);
@@ -47,6 +49,9 @@ export class MemoryDevice implements BatchDevice {
       this.rx.slot[count] = slot;
       this.rx.offset[count] = offset;
       this.rx.length[count] = bytes.length;
+      this.rx.datagramBytes[count] = tunnel ? (tunnel.datagramBytes ?? Math.max(1, bytes.length)) : 0;
+      this.rx.peer[count] = tunnel?.peer ?? 0;
+      this.rx.tos[count] = tunnel?.tos ?? 0;
       count++;
     }
     this.rx.count = count;

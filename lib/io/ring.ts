@@ -12,6 +12,7 @@ import {
   MAP_SHARED,
   mmap,
   munmap,
+  storeAddress,
   viewMemory,
 } from './syscalls.js';
 
@@ -157,6 +158,8 @@ export class Ring {
    *
    * @param entryFlags IOSQE_*
    * @param operationFlags RWF_* for reads and writes, otherwise what the operation defines
+   * @param priority the field of this name, which holds flags of receiving operations
+   * @param bufferGroup whose buffers the kernel picks from
    */
   queue(
     opcode: number,
@@ -166,10 +169,12 @@ export class Ring {
     tag: number,
     entryFlags: number,
     operationFlags: number,
+    priority = 0,
+    bufferGroup = 0,
   ): void {
     const words = this.#entries.words;
     const at = (this.#sqTail & (SUBMISSION_ENTRIES - 1)) << 4;
-    words[at] = opcode | (entryFlags << 8);
+    words[at] = opcode | (entryFlags << 8) | (priority << 16);
     words[at + 1] = fd;
     words[at + 2] = 0;
     words[at + 3] = 0;
@@ -178,7 +183,7 @@ export class Ring {
     words[at + 7] = operationFlags;
     words[at + 8] = tag;
     words[at + 9] = 0;
-    words[at + 10] = 0;
+    words[at + 10] = bufferGroup;
     words[at + 11] = 0;
     this.#sqTail = (this.#sqTail + 1) | 0;
     this.#queued++;
@@ -289,11 +294,6 @@ export class BufferRing {
   close(): void {
     munmap(this.#mapping.address, this.#mapping.lengthBytes);
   }
-}
-
-function storeAddress(words: Int32Array, word: number, address: number): void {
-  words[word] = address | 0;
-  words[word + 1] = (address / 0x100000000) | 0;
 }
 
 interface Mapping {

@@ -1,6 +1,6 @@
 import { BATCH_PACKETS, HEADROOM_BYTES, MAX_PACKET_BYTES } from '../base/limits.js';
 import { VNET_HEADER_BYTES } from '../wire/vnet.js';
-import type { PacketMemory } from './device.js';
+import type { PacketBatch, PacketMemory } from './device.js';
 import { discardPages, MAP_PRIVATE_ANONYMOUS, mmap, viewMemory } from './syscalls.js';
 
 /** An open device as an engine takes it over: plain values, so that they can be handed to a Worker. */
@@ -13,6 +13,8 @@ export interface KernelDevice {
   readonly mtu: number;
   /** The eventfd that ends a blocked `receive`: see wake. */
   readonly wakeFd: number;
+  /** A UDP socket whose datagrams are delivered as well: see tunnel-socket. */
+  readonly tunnelFd?: number;
 }
 
 /** Slots beyond a full batch, for packets the data path makes itself. */
@@ -66,8 +68,22 @@ export class SlotPool {
     return this.#address + offset;
   }
 
-  /** Zeroes the vnet header before the packet at `offset`, for devices that have none. Slots are aligned, so is this. */
-  clearHeader(offset: number): void {
+  /**
+   * Fills a row with the IP packet of `lengthBytes` in `slot`.
+   *
+   * @param hasHeader whether the device put a vnet header before it; else it is zeroed
+   */
+  describe(slot: number, lengthBytes: number, hasHeader: boolean, rx: PacketBatch, row: number): void {
+    const offset = slot * this.memory.slotBytes + HEADROOM_BYTES;
+    rx.slot[row] = slot;
+    rx.offset[row] = offset;
+    rx.length[row] = lengthBytes;
+    rx.datagramBytes[row] = 0;
+    if (!hasHeader) this.#clearHeader(offset);
+  }
+
+  /** Slots are aligned, and so is this. */
+  #clearHeader(offset: number): void {
     const word = (offset - VNET_HEADER_BYTES) >> 1;
     this.#words[word] = 0;
     this.#words[word + 1] = 0;
@@ -82,7 +98,7 @@ export class SlotPool {
   }
 }
 
-/** The largest packet a device can deliver: with a vnet header super-packets arrive, whatever the MTU is. */
-export function maxPacketBytes(vnetHeader: boolean, mtu: number): number {
-  return vnetHeader ? MAX_PACKET_BYTES : mtu;
+/** The largest packet a device can deliver: super-packets, and what comes through a tunnel, whatever the MTU is. */
+export function maxPacketBytes({ vnetHeader, mtu, tunnelFd }: KernelDevice): number {
+  return vnetHeader || tunnelFd !== undefined ? MAX_PACKET_BYTES : mtu;
 }

@@ -24,6 +24,10 @@ const cWrite = libc.func('write', 'int64', ['int', 'size_t', 'size_t']);
 const cWriteBuffer = libc.func('write', 'int64', ['int', 'void *', 'size_t']);
 const cPoll = libc.func('poll', 'int', ['size_t', 'ulong', 'int']);
 const cEventfd = libc.func('eventfd', 'int', ['uint', 'int']);
+const cSocket = libc.func('socket', 'int', ['int', 'int', 'int']);
+const cBind = libc.func('bind', 'int', ['int', 'void *', 'uint']);
+const cSetsockopt = libc.func('setsockopt', 'int', ['int', 'int', 'int', 'void *', 'uint']);
+const cRecvmsg = libc.func('recvmsg', 'int64', ['int', 'size_t', 'int']);
 const cClockGettime = libc.func('clock_gettime', 'int', ['int', 'size_t']);
 const cSetup = libc.func('syscall', 'long', ['long', 'uint', 'void *']);
 const cEnter = libc.func('syscall', 'long', ['long', 'int', 'uint', 'uint', 'uint', 'size_t', 'size_t']);
@@ -44,6 +48,11 @@ export const MAP_PRIVATE_ANONYMOUS = 0x22;
 export const MAP_POPULATE = 0x8000;
 export const CLOCK_BOOTTIME = 7;
 export const POLLIN = 1;
+export const AF_INET = 2;
+export const SOCK_DGRAM = 2;
+export const SOCK_RAW = 3;
+export const SOCK_CLOEXEC = 0x80000;
+export const MSG_DONTWAIT = 0x40;
 
 const LOCK_EX = 2;
 const LOCK_NB = 4;
@@ -67,6 +76,8 @@ export const {
   EBADFD,
   ENOBUFS,
   ETIME,
+  EADDRINUSE,
+  EADDRNOTAVAIL,
 } = koffi.os.errno as Record<Errno, number>;
 
 type Errno =
@@ -83,7 +94,9 @@ type Errno =
   | 'ENOSPC'
   | 'EBADFD'
   | 'ENOBUFS'
-  | 'ETIME';
+  | 'ETIME'
+  | 'EADDRINUSE'
+  | 'EADDRNOTAVAIL';
 
 /** The name of an error as the wrappers return it, negative: -11 is `EAGAIN`. */
 export function errnoName(result: number): string {
@@ -157,6 +170,12 @@ export function reserveSpace(fd: number, lengthBytes: number): number {
   return checked(cFallocate(fd, 0, 0, lengthBytes));
 }
 
+/** Stores an address as a pointer: two words, little endian. */
+export function storeAddress(words: Int32Array, word: number, address: number): void {
+  words[word] = address | 0;
+  words[word + 1] = (address / 0x100000000) | 0;
+}
+
 export function read(fd: number, address: number, lengthBytes: number): number {
   return checked(cRead(fd, address, lengthBytes));
 }
@@ -177,6 +196,25 @@ export function poll(address: number, count: number, timeoutMs: number): number 
 
 export function eventfd(initial: number, flags: number): number {
   return checked(cEventfd(initial, flags));
+}
+
+/** @returns the socket's fd */
+export function socket(domain: number, type: number, protocol: number): number {
+  return checked(cSocket(domain, type, protocol));
+}
+
+/** @param address a struct sockaddr of the socket's domain */
+export function bind(fd: number, address: Uint8Array): number {
+  return checked(cBind(fd, address, address.length));
+}
+
+export function setSocketOption(fd: number, level: number, option: number, value: number): number {
+  return checked(cSetsockopt(fd, level, option, new Int32Array([value]), 4));
+}
+
+/** @param message address of a struct msghdr. @returns the bytes of the datagram */
+export function recvmsg(fd: number, message: number, flags: number): number {
+  return checked(cRecvmsg(fd, message, flags));
 }
 
 /** Stores a timespec (two i64: seconds, nanoseconds) at `address`. */

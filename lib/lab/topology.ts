@@ -59,7 +59,7 @@ export interface ServiceProcess {
   readonly ended: Promise<number | null>;
 }
 
-/** weir, running in the gateway. */
+/** weir, running in a namespace. */
 export interface WeirProcess extends ServiceProcess {
   readonly configPath: string;
   readonly socket: string;
@@ -177,23 +177,23 @@ export class Lab {
   }
 
   /**
-   * Starts weir in the gateway; resolves when it says that it is ready.
+   * Starts weir in the gateway, or in another namespace; resolves when it says that it is ready.
    *
    * @throws WeirError LAB_FAILED with the last of its log
    */
   async startWeir(
     configText: string,
-    { socket = join(this.dir, 'weir.sock'), name = 'weir' } = {},
+    { role = 'gw', name = 'weir', socket = join(this.dir, `${name}.sock`) } = {},
   ): Promise<WeirProcess> {
     const configPath = join(this.dir, `${name}.yaml`);
     writeFileSync(configPath, configText);
     const [command, ...args] = this.#weirCommand;
     const startedMs = performance.now();
-    const process = this.spawn('gw', name, command!, [...args, 'run', '-c', configPath, '--socket', socket]);
+    const process = this.spawn(role, name, command!, [...args, 'run', '-c', configPath, '--socket', socket]);
     await waitForLine(process, 'weir', (line) => parseEvent(line)?.event === 'ready');
     const readyMs = performance.now() - startedMs;
     const ask = (parts: readonly string[]): Promise<Result> =>
-      this.exec('gw', command!, [...args, ...parts, '--socket', socket]);
+      this.exec(role, command!, [...args, ...parts, '--socket', socket]);
     return {
       ...process,
       configPath,

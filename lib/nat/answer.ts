@@ -1,6 +1,6 @@
 import type { PacketMemory } from '../io/device.js';
 import { isOneHost } from '../wire/address.js';
-import { adjustFull, difference16, pseudoHeaderSum, storeFull, sum } from '../wire/checksum.js';
+import { adjustFull, difference16, pseudoHeaderSum, storeFull, sum, sumPayload } from '../wire/checksum.js';
 import * as icmp from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
@@ -252,7 +252,8 @@ function undoOffload(view: DataView, bytes: Uint8Array, at: number, length: numb
   const source = ipv4.source(view, at);
   const destination = ipv4.destination(view, at);
   view.setUint16(checksumAt, 0);
-  storeFull(bytes, checksumAt, pseudoHeaderSum(source, destination, protocol, l4Bytes) + sum(bytes, l4, l4Bytes));
-  if (!isTcp && view.getUint16(checksumAt) === 0) view.setUint16(checksumAt, 0xffff);
+  const covered = pseudoHeaderSum(source, destination, protocol, l4Bytes) + sumPayload(view, l4, l4Bytes);
+  if (isTcp) storeFull(bytes, checksumAt, covered);
+  else udp.storeChecksum(bytes, l4, covered);
   return total;
 }

@@ -55,7 +55,6 @@ export interface ReplaySummary {
 export function replay(options: ReplayOptions): ReplaySummary {
   refuseOverwriting(options);
   const config = requireConfig(options.config);
-  requireGateway(config, options.config);
   const timeline = options.timeline === undefined ? [] : loadTimeline(options.timeline);
   const configs = loadConfigs(timeline, config, options.timeline ?? '');
   const capture = new CaptureFile(options.in);
@@ -190,7 +189,7 @@ function loadConfigs(timeline: readonly TimelineEvent[], first: Config, file: st
   for (const event of timeline) {
     if (event.kind === 'config') {
       current = configs.get(event.path) ?? loadEventConfig(event.path, event, file);
-      requireGateway(current, event.path);
+      requireRole(current, event.path, first);
       configs.set(event.path, current);
     } else if (event.kind === 'health') {
       const known = current.services.flatMap(({ name, backends }) =>
@@ -214,12 +213,12 @@ function loadEventConfig(path: string, event: TimelineEvent, file: string): Conf
   }
 }
 
-function requireGateway({ role }: Config, path: string): void {
-  if (role === 'gateway') return;
+function requireRole({ role }: Config, path: string, first: Config): void {
+  if (role === first.role) return;
   throw new WeirError(
     'NOT_SUPPORTED',
-    `${path} has role ${role}, which cannot be replayed`,
-    'Replay the configuration of a gateway.',
+    `${path} has role ${role}, but the replay begins as a ${first.role}`,
+    'A reload cannot change the role: replay each by itself.',
   );
 }
 

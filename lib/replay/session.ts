@@ -9,6 +9,8 @@ import { type FlowFormat, formatFlows } from '../control/flow-formats.js';
 import { listFlows } from '../control/flows.js';
 import { Identities } from '../control/identity.js';
 import { Gateway } from '../datapath/gateway.js';
+import { Node } from '../datapath/node.js';
+import type { Pipeline } from '../datapath/pipeline.js';
 import { allocateStats } from '../datapath/stats.js';
 import type { Results } from '../datapath/verdict.js';
 import type { BatchDevice } from '../io/device.js';
@@ -24,7 +26,7 @@ export interface SessionOptions {
 }
 
 /**
- * A gateway that runs on a clock which stands still: the whole of weir's data path, and what control does to it, without a thread,
+ * A gateway, or a node, that runs on a clock which stands still: the whole of weir's data path, and what control does to it, without a thread,
  * a device of the kernel, or time. What is due by time alone (garbage collection, fragments that waited too long) is done at
  * its moment when the clock passes it.
  */
@@ -36,14 +38,14 @@ export class Session {
   readonly #device: BatchDevice;
   readonly #tcp: FlowTable;
   readonly #any: FlowTable;
-  readonly #gateway: Gateway;
+  readonly #pipeline: Pipeline;
   readonly #collector: GarbageCollector;
   readonly #down = new Set<number>();
   #config: Config;
   #compiled: Compiled | undefined;
   #flushAtMs = Number.POSITIVE_INFINITY;
 
-  /** The clock begins at 0. Table sizes and the GC interval are those of this configuration whatever comes later. */
+  /** The clock begins at 0. Role, table sizes and the GC interval are those of this configuration whatever comes later. */
   constructor(config: Config, device: BatchDevice, { seed, recovering }: SessionOptions) {
     const { tcpEntries, anyEntries, gcIntervalMs } = config.conntrack;
     const random = seededRandom(seed);
@@ -51,14 +53,15 @@ export class Session {
     this.#device = device;
     this.#tcp = new FlowTable(allocateTable(tcpEntries, { k0: random() | 0, k1: random() | 0 }));
     this.#any = new FlowTable(allocateTable(anyEntries, { k0: random() | 0, k1: random() | 0 }));
-    this.#gateway = new Gateway({
+    const parts = {
       tcp: this.#tcp,
       any: this.#any,
       output: device,
       random,
       stats: allocateStats(),
       ...(recovering ? { recoveringSince: 0 } : {}),
-    });
+    };
+    this.#pipeline = config.role === 'node' ? new Node(parts) : new Gateway(parts);
     this.#collector = new GarbageCollector([this.#tcp, this.#any], 0, gcIntervalMs, () => 0);
     this.#publish();
   }
@@ -69,7 +72,7 @@ export class Session {
 
   /** Row 0 tells what became of the last packet. */
   get results(): Results {
-    return this.#gateway.results;
+    return this.#pipeline.results;
   }
 
   /** Moves the clock to `ms`, unless it is past that, and does on the way whatever falls due. */
@@ -85,7 +88,7 @@ export class Session {
 
   /** Runs what the device delivered last through the pipeline. */
   process(): void {
-    this.#gateway.process(this.#device.rx, this.#clock.nowMs());
+    this.#pipeline.process(this.#device.rx, this.#clock.nowMs());
     this.#doWhatIsDue();
   }
 
@@ -119,13 +122,13 @@ export class Session {
       nowMs: this.#clock.nowMs(),
       ...(this.#compiled === undefined ? {} : { previous: this.#compiled }),
     });
-    this.#gateway.use(this.#compiled.snapshot);
-    this.#flushAtMs = this.#gateway.flushDue(this.#clock.nowMs());
+    this.#pipeline.use(this.#compiled.snapshot);
+    this.#flushAtMs = this.#pipeline.flushDue(this.#clock.nowMs());
   }
 
   #doWhatIsDue(): void {
     const nowMs = this.#clock.nowMs();
     while (this.#collector.slice(nowMs, GC_SLICE_RECORDS));
-    this.#flushAtMs = this.#gateway.flushDue(nowMs);
+    this.#flushAtMs = this.#pipeline.flushDue(nowMs);
   }
 }

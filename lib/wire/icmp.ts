@@ -26,6 +26,11 @@ export function code(bytes: Uint8Array, l4: number): number {
   return bytes[l4 + 1]!;
 }
 
+/** What the next hop takes, of a FRAGMENTATION_NEEDED; 0 from a router older than RFC 1191. */
+export function nextHopMtu(view: DataView, l4: number): number {
+  return view.getUint16(l4 + 6);
+}
+
 /** Whether the message is an error that quotes the packet it speaks of (RFC 1122 3.2.2). */
 export function isError(icmpType: number): boolean {
   return (

@@ -35,6 +35,14 @@ export function flags(bytes: Uint8Array, l4: number): number {
   return bytes[l4 + 13]!;
 }
 
+export function setSequence(view: DataView, l4: number, seq: number): void {
+  view.setInt32(l4 + 4, seq);
+}
+
+export function setFlags(bytes: Uint8Array, l4: number, tcpFlags: number): void {
+  bytes[l4 + 13] = tcpFlags;
+}
+
 /** As on the wire, unscaled. */
 export function window(bytes: Uint8Array, l4: number): number {
   return (bytes[l4 + 14]! << 8) | bytes[l4 + 15]!;

@@ -127,7 +127,7 @@ t.test('the used form', async (t) => {
   const { config } = parseConfig(`
 conntrack: { gc: { interval: 5m } }
 snat: { addresses: [10.255.0.1], ports: 40000-40099 }
-tunnel: { address: 192.0.2.1 }
+tunnel: { address: 192.0.2.1, vni: 7, inner: ip, option: syn, peers: [10.1.0.0/16, 192.0.2.9] }
 admin: { listen: off }
 services:
   - name: web
@@ -152,6 +152,18 @@ services:
     },
     snat: { addresses: [{ text: '10.255.0.1', word: 0x0aff0001 }], firstPort: 40_000, lastPort: 40_099 },
     admin: { socket: '/run/weir/weir.sock', listen: null },
+  });
+  t.same(config!.tunnel, {
+    address: { text: '192.0.2.1', word: 0xc0000201 },
+    port: 6081,
+    vni: 7,
+    inner: 'ip',
+    option: 'syn',
+    clampMss: true,
+    peers: [
+      { text: '10.1.0.0/16', first: 0x0a010000, last: 0x0a01ffff },
+      { text: '192.0.2.9', first: 0xc0000209, last: 0xc0000209 },
+    ],
   });
   t.same(config!.services[0], {
     name: 'web',

@@ -178,7 +178,7 @@ const ROWS: readonly Row[] = [
   },
   {
     name: 'the tunnel',
-    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 16777216\n  inner: ipv4\n  option: never\n  clampMss: "no"\n',
+    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 16777216\n  inner: ipv4\n  option: never\n  clampMss: "no"\n  peers: [192.0.2.1, 10.0.0.1/8, fe80::1, 127.0.0.1, "10.0.0.0/"]\n',
     problems: [
       '2:12 tunnel.address: is an IPv6 address; weir balances IPv4 only, IPv6 is not supported yet',
       '3:9 tunnel.port: must be a whole number from 1 to 65535',
@@ -186,6 +186,10 @@ const ROWS: readonly Row[] = [
       '5:10 tunnel.inner: must be ethernet or ip (got "ipv4"',
       '6:11 tunnel.option: must be always or syn',
       '7:13 tunnel.clampMss: must be true or false, not the text "no"',
+      '8:22 tunnel.peers[1]: has address bits beyond its prefix; write 10.0.0.0/8',
+      '8:34 tunnel.peers[2]: is an IPv6 address; weir balances IPv4 only, IPv6 is not supported yet',
+      '8:43 tunnel.peers[3]: is a loopback address',
+      '8:54 tunnel.peers[4]: must have a prefix length from 0 to 32',
     ],
   },
   {

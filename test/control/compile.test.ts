@@ -184,6 +184,16 @@ services:
     [S.TAKES_NEW, 0, S.TAKES_NEW],
   );
   t.equal(snapshot.cutAt[b2], Number.POSITIVE_INFINITY);
+  t.same(snapshot.tunnel, {
+    address: parseIpv4('192.0.2.1') | 0,
+    port: 6081,
+    vni: 2,
+    inner: 0x6558,
+    isOptionAlways: true,
+    mtu: 1500,
+  });
+  const node = (text: string) => lookup(control.snapshot.nodeIndex, parseIpv4(text), 0, 0);
+  t.same(['10.9.0.1', '10.3.0.1', '200.0.0.2'].map(node), [1, 0, 0], 'of dsr services alone');
 
   const vip = (text: string) => lookup(snapshot.vipIndex, parseIpv4(text), 0, 0);
   t.same(['10.96.0.1', '10.96.0.2', '10.96.0.3', '10.96.0.4'].map(vip), [

@@ -1,8 +1,10 @@
 import t from 'tap';
+import { lookup } from '../../lib/balance/lookup.js';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { Desired } from '../../lib/control/desired.js';
-import { requireReloadable, requireSupported } from '../../lib/control/supported.js';
+import { requireReloadable } from '../../lib/control/supported.js';
+import { parseIpv4 } from '../../lib/wire/address.js';
 
 function configOf(text: string): Config {
   const { config, problems } = parseConfig(text);
@@ -84,12 +86,32 @@ t.test('the return path is kept for dnat alone; its deadline ends when the backe
   t.strictSame(desired.removedBackends(), []);
 });
 
-t.test('what this build cannot do', async (t) => {
-  const node = configOf('role: node\ntunnel: { address: 192.0.2.1 }');
-  t.throws(() => requireSupported(node), { code: 'NOT_SUPPORTED', message: /role node/ });
-  const dsr = configOf(`tunnel: { address: 192.0.2.1 }\nservices:\n${service('v', '10.96.0.1', [B1], 'mode: dsr,')}`);
-  t.throws(() => requireSupported(dsr), { code: 'NOT_SUPPORTED', message: /service v asks for mode dsr/ });
-  requireSupported(file(service('web', '10.96.0.1', [B1])));
+t.test('a node: what is led in, and what is kept', async (t) => {
+  const ends = 'role: node\ntunnel: { address: 10.2.0.1 }\nservices:\n';
+  const dsr = (backends: string[]): Config => configOf(ends + service('web', '10.96.0.1', backends, 'mode: dsr,'));
+  const own = { address: '10.2.0.1', port: 80, protocol: 6 };
+  const taught = { address: '172.17.0.2', port: 53, protocol: 17 };
+  const desired = new Desired(dsr([B1, B2]), 0, { learned: [taught] });
+  const ledIn = (): boolean[] =>
+    [own, taught, { ...own, address: '10.2.0.2' }].map(({ address, port, protocol }) => {
+      const table = desired.snapshot.node!.ledIn!;
+      return lookup(table, parseIpv4(address), port, protocol) !== 0;
+    });
+  t.strictSame(ledIn(), [false, false, false], 'nothing, until the kernel has its rules');
+  desired.take(desired.propose(desired.config, 0));
+  t.strictSame(ledIn(), [true, true, false], 'its own backends and what was learned; not those of other nodes');
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [taught] });
+
+  desired.take(desired.propose(dsr([B2]), 10));
+  t.strictSame(ledIn(), [false, true, false]);
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [own, taught] }, 'flows of a removed one go on');
+  desired.learned = [];
+  desired.take(desired.propose(configOf(ends.replace('services:', 'services: []')), 20));
+  t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [own] }, 'a node never asks for VIPs');
+
+  const unmanaged = configOf('role: node\nnetwork: { manage: false }\ntunnel: { address: 10.2.0.1 }');
+  t.equal(new Desired(unmanaged, 0).snapshot.node!.ledIn, null, 'whoever sets up the network knows');
+  t.equal(new Desired(file(), 0).snapshot.node, null);
 });
 
 t.test('what only a restart can change', async (t) => {
@@ -105,6 +127,14 @@ t.test('what only a restart can change', async (t) => {
   ] as const) {
     const expected = { code: 'NOT_SUPPORTED', message: `${key} cannot change while weir runs` };
     t.throws(() => requireReloadable(before, configOf(text)), expected, text);
+  }
+  const node = configOf('role: node\ntunnel: { address: 192.0.2.1 }');
+  for (const tunnel of ['address: 192.0.2.2', 'address: 192.0.2.1, port: 6082']) {
+    const key = tunnel.includes('port') ? 'tunnel.port' : 'tunnel.address';
+    t.throws(() => requireReloadable(node, configOf(`role: node\ntunnel: { ${tunnel} }`)), {
+      message: `${key} cannot change while weir runs`,
+    });
+    t.doesNotThrow(() => requireReloadable(before, configOf(`tunnel: { ${tunnel} }`)), 'of a gateway it may');
   }
   for (const text of ['seed: other', 'network: { untracked: drop }', 'conntrack: { timeouts: { any: 5s } }']) {
     t.doesNotThrow(() => requireReloadable(before, configOf(text)), text);

@@ -11,7 +11,7 @@ import t from 'tap';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { execute, executeRemovals, readKernel } from '../../lib/control/iproute.js';
-import { cleanNetwork, describeNetwork, NetworkSetup } from '../../lib/control/network.js';
+import { cleanNetwork, describeNetwork, leftEndpoints, NetworkSetup } from '../../lib/control/network.js';
 import { formatPlan } from '../../lib/control/network-plan.js';
 import { readSysctl, writeSysctl } from '../../lib/control/sysctl.js';
 
@@ -26,6 +26,19 @@ ${extra}
 services:
   - { name: web, address: ${vip}, port: 80, protocol: tcp, backends: [${list}] }
   - { name: dns, address: ${vip}, port: 53, protocol: udp, backends: [{ address: 10.2.0.12, port: 53 }] }
+`);
+  if (config === null) throw new Error(JSON.stringify(problems));
+  return config;
+}
+
+function nodeConfig(): Config {
+  const { config, problems } = parseConfig(`
+role: node
+tunnel: { address: 10.2.0.1 }
+services:
+  - { name: web, address: 10.96.0.10, port: 80, mode: dsr, backends: [{ address: 10.2.0.1, port: 8080 }] }
+  - { name: box, address: 10.96.0.10, port: 81, mode: dsr, backends: [{ address: 10.2.0.11, port: 80, node: 10.2.0.1 }] }
+  - { name: dns, address: 10.96.0.10, port: 53, protocol: udp, mode: dsr, backends: [{ address: 10.2.0.1, port: 53 }] }
 `);
   if (config === null) throw new Error(JSON.stringify(problems));
   return config;
@@ -222,6 +235,41 @@ t.test('with a stateFile the blackholes and what leads to them outlive SIGTERM',
   writeSysctl(FORWARD, 0);
 });
 
+t.test('a node: answers of processes of this host', async (t) => {
+  addDevice();
+  const config = nodeConfig();
+  const setup = new NetworkSetup(config);
+  await setup.apply();
+  /** Of what a local process sends, `from` once it has chosen. */
+  const out = (rest: string): string => ip(`route get 10.1.0.2 ${rest}`).split('\n')[0]!;
+  t.match(out('from 10.2.0.1 ipproto tcp sport 8080 dport 4000'), / dev weir0 /);
+  t.match(out('from 10.2.0.1 ipproto tcp sport 22 dport 4000'), / dev c0 /, 'another port');
+  t.match(out('from 10.2.0.1 ipproto udp sport 53 dport 4000'), / dev weir0 /);
+  t.match(out('ipproto udp sport 53 dport 4000'), / dev weir0 .*src 10\.2\.0\.1 /, 'bound to no address');
+  t.match(out('ipproto udp sport 54 dport 4000'), / dev c0 /);
+  t.match(out('from 10.2.0.1 ipproto icmp'), / dev weir0 /);
+  t.equal(way('br0', '10.2.0.11', '10.1.0.2', 'ipproto tcp sport 80 dport 4000'), 'weir0', 'of a container');
+  t.equal(way('weir0', '10.1.0.2', '10.2.0.1', 'ipproto tcp sport 4000 dport 8080'), 'lo', 'clients’ packets arrive');
+  t.equal(way('weir0', '10.96.0.10', '10.1.0.2', 'ipproto tcp sport 80 dport 4000'), 'c0', 'and answers leave');
+  t.equal(way('weir0', '10.2.0.1', '10.1.0.2', 'ipproto tcp sport 8080 dport 4000'), 'c0', 'direct ones too');
+
+  const taught = { address: '10.1.0.1', port: 9000, protocol: 17 };
+  const other = { address: '10.1.0.1', port: 9001, protocol: 6 };
+  t.same((await setup.update(config, { addresses: [], endpoints: [taught, other] })).commands, [
+    'ip route replace default dev weir0 table 10096 proto 196',
+    'ip rule add priority 1002 from 10.1.0.1 ipproto 6 sport 9001 lookup 10096 protocol 196',
+    'ip rule add priority 1002 iif lo ipproto 17 sport 9000 lookup 10096 protocol 196',
+    'ip rule add priority 1002 from 10.1.0.1 ipproto 1 lookup 10096 protocol 196',
+  ]);
+  t.match(out('ipproto udp sport 53 dport 4000'), / dev weir0 /, 'the route was replaced, not removed');
+  t.same((await setup.update(config, { addresses: [], endpoints: [taught, other] })).commands, []);
+  t.same(await leftEndpoints(config), [other], 'what a weir that was killed had learned');
+  await setup.remove();
+  t.equal(state(), untouched);
+  t.same(await leftEndpoints(config), []);
+  ip('link del weir0');
+});
+
 t.test('another weir that is alive is left alone', async (t) => {
   addDevice();
   addDevice('weir1');
@@ -270,6 +318,34 @@ t.test('strict reverse path filters', async (t) => {
   t.match(way('c0', '10.1.0.2', '10.2.0.11', 'ipproto tcp sport 4000 dport 8080'), /Invalid/, 'what the note is about');
   writeSysctl(all, 0);
   t.equal(way('c0', '10.1.0.2', '10.2.0.11', 'ipproto tcp sport 4000 dport 8080'), 'br0');
+  await setup.remove();
+  t.equal(state(), untouched);
+  ip('link del weir0');
+});
+
+t.test('tunnels under a reverse path filter for all', async (t) => {
+  addDevice();
+  const all = ['net', 'ipv4', 'conf', 'all', 'rp_filter'];
+  const { config } = parseConfig(`
+tunnel: { address: 10.2.0.1 }
+services:
+  - { name: web, address: 10.96.0.10, port: 80, mode: dsr, backends: [{ address: 10.2.0.11, port: 8080 }] }
+`);
+  const setup = new NetworkSetup(config!);
+  await setup.apply();
+  const tunnel = (): string => way('weir0', '10.2.0.1', '10.2.0.11', 'ipproto udp sport 40000 dport 6081');
+  t.equal(tunnel(), 'br0');
+  t.notMatch(ip('address show weir0'), '10.2.0.1');
+  for (const value of [1, 2]) {
+    writeSysctl(all, value);
+    t.match(tunnel(), /Invalid/, 'what the address is for');
+    t.ok((await setup.apply()).commands.includes('ip address replace 10.2.0.1/32 dev weir0 scope host'));
+    t.same((await setup.apply()).commands, []);
+    t.equal(tunnel(), 'br0');
+    t.equal(way('c0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), 'weir0');
+    writeSysctl(all, 0);
+    t.ok((await setup.apply()).commands.includes('ip address del 10.2.0.1/32 dev weir0'));
+  }
   await setup.remove();
   t.equal(state(), untouched);
   ip('link del weir0');

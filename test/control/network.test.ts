@@ -111,6 +111,51 @@ ${service('b', '10.96.0.20', 'port: 80, protocol: tcp, mode: dsr, backends: [{ad
   t.equal(desiredNetwork(config, around()).rules.length, 2);
 });
 
+/** A node at 10.2.0.11 with a process there and a container behind docker0. */
+const NODE = configOf(`
+role: node
+tunnel: { address: 10.2.0.11 }
+services:
+${service('web', '10.96.0.10', 'port: 80, mode: dsr, backends: [{address: 10.2.0.11, port: 8080}, {address: 10.2.0.12, port: 8080}]')}
+${service('box', '10.96.0.10', 'port: 81, mode: dsr, backends: [{address: 172.17.0.2, port: 80, node: 10.2.0.11}]')}
+${service('dns', '10.96.0.10', 'port: 53, protocol: udp, mode: dsr, backends: [{address: 10.2.0.11, port: 5353}]')}
+${service('log', '10.96.0.10', 'port: 514, protocol: udp, mode: dsr, backends: [{address: 172.17.0.2, port: 514, node: 10.2.0.11}]')}
+${service('old', '10.96.0.12', 'port: 80, backends: [{address: 10.2.0.11, port: 9090}]')}
+`);
+const HOME = { hops: { '10.2.0.11': { dev: 'lo', local: true }, '172.17.0.2': { dev: 'docker0', local: false } } };
+
+t.test('a gateway of tunnels', async (t) => {
+  const config = configOf(`
+tunnel: { address: 10.2.0.1 }
+services:
+${service('a', '10.96.0.10', 'port: 80, mode: dsr, backends: [{address: 172.17.0.2, port: 80, node: 10.2.0.11}, {address: 10.2.0.12, port: 80}]')}
+`);
+  const local = { '10.2.0.1': { dev: 'lo', local: true } };
+  const desired = (overrides: Parameters<typeof around>[0]): DesiredNetwork =>
+    desiredNetwork(config, around(overrides));
+  t.same(desired({ hops: local }).notes, []);
+  t.equal(desired({ hops: local }).sysctls.find(({ path }) => path[4] === 'accept_local')?.required, true);
+  t.equal(desiredNetwork(WEB, around()).sysctls.find(({ path }) => path[4] === 'accept_local')?.required, false);
+  t.match(desired({}).notes, [/^tunnel\.address 10\.2\.0\.1 is no address of this host/]);
+  t.same(desired({ hops: local, links: { br0: { mtu: 1450 } } }).notes, [
+    'br0 has an MTU of 1450, weir0 of 1500: set device.mtu to 1450',
+  ]);
+  const lost = around({ hops: { ...local, '10.2.0.12': { dev: 'weir0', local: false } } });
+  (lost.hops as Map<string, Hop>).delete('10.2.0.11');
+  t.same(desiredNetwork(config, lost).notes, [
+    'there is no route to node 10.2.0.11',
+    'the route to node 10.2.0.12 leads back into weir0',
+  ]);
+
+  t.equal(desired({ hops: local }).deviceAddress, null);
+  for (const all of [1, 2]) {
+    const strict = desired({ hops: local, pathFilters: { all } });
+    t.match(formatPlan(planNetwork(strict)), 'ip address replace 10.2.0.1/32 dev weir0 scope host\n');
+    t.equal(desiredNetwork(NODE, around({ ...HOME, pathFilters: { all } })).deviceAddress, '10.2.0.11');
+    t.equal(desiredNetwork(WEB, around({ pathFilters: { all } })).deviceAddress, null);
+  }
+});
+
 t.test('beyond 64 endpoints the rules are per interface', async (t) => {
   const backends = (count: number): string =>
     Array.from({ length: count }, (_, i) => `{address: 10.2.0.${10 + (i >> 1)}, port: ${8080 + (i & 1)}}`).join(', ');
@@ -154,9 +199,44 @@ ${service('a', '10.96.0.10', 'port: 80, protocol: tcp, mode: snat, backends: [{a
 `);
   t.same(widths(snat, { links: { br0: { mtu: 1400 } } }), [undefined, undefined], 'errors to its address come to weir');
   t.equal(
-    formatRoute({ to: '10.96.0.10', dev: 'weir0', table: 254, mtu: 1400 }),
+    formatRoute({ to: '10.96.0.10', dev: 'weir0', table: 254, src: null, mtu: 1400 }),
     '10.96.0.10 dev weir0 mtu 1400 proto 196',
   );
+});
+
+t.test('a node leads in what its own backends answer, and no VIP', async (t) => {
+  const desired = desiredNetwork(NODE, around(HOME));
+  t.same(rules(desired), [
+    'priority 1000 iif weir0 lookup main',
+    'priority 1001 iif weir0 unreachable',
+    'priority 1002 from 10.2.0.11 ipproto tcp sport 8080 lookup 10096',
+    'priority 1002 from 172.17.0.2 ipproto tcp sport 80 lookup 10096',
+    'priority 1002 iif lo ipproto udp sport 5353 lookup 10096',
+    'priority 1002 from 172.17.0.2 ipproto udp lookup 10096',
+    'priority 1002 from 10.2.0.11 ipproto icmp lookup 10096',
+    'priority 1002 iif docker0 ipproto icmp lookup 10096',
+  ]);
+  t.same(desired.addressRoutes, []);
+  t.same(desired.tableRoutes.map(formatRoute), [
+    'blackhole default metric 65535 table 10096 proto 196',
+    'default dev weir0 table 10096 proto 196 src 10.2.0.11',
+  ]);
+  t.same(desired.sysctls, desiredNetwork(WEB, around()).sysctls, 'settings are a gateway’s');
+  t.same(desired.notes, []);
+  const learned = [{ address: '10.2.0.11', port: 9000, protocol: 17 }];
+  const more = rules(desiredNetwork(NODE, around(HOME), { addresses: [], endpoints: learned }));
+  t.same(
+    more.filter((text) => !rules(desired).includes(text)),
+    ['priority 1002 iif lo ipproto udp sport 9000 lookup 10096'],
+  );
+});
+
+t.test('UDP servers at two addresses of this host', async (t) => {
+  const hops = { ...HOME.hops, '10.2.0.12': { dev: 'lo', local: true } };
+  const learned = [{ address: '10.2.0.12', port: 9000, protocol: 17 }];
+  const desired = desiredNetwork(NODE, around({ hops }), { addresses: [], endpoints: learned });
+  t.same(desired.tableRoutes.map(formatRoute)[1], 'default dev weir0 table 10096 proto 196', 'none can be chosen');
+  t.match(desired.notes, [/UDP servers at 10\.2\.0\.11, 10\.2\.0\.12 must bind to their address/]);
 });
 
 t.test('what flows still need stays, without a route in main', async (t) => {

@@ -213,7 +213,7 @@ t.test('survivors get the ids of this run, and what has left the file drains', a
   const { config } = parseConfig(`services:
   - { name: other, address: 10.96.0.9, port: 80, protocol: tcp, backends: [{ name: x, address: 10.2.0.11, port: 8080 }] }
   - { name: web, address: 10.96.0.10, port: 80, protocol: tcp, drainTimeout: 9s, backends: [{ name: b1, address: 10.2.0.11, port: 8080 }] }`);
-  const desired = new Desired(config!, NOW, adoptSurvivors(file.tables));
+  const desired = new Desired(config!, NOW, { survivors: adoptSurvivors(file.tables) });
   const { identities, snapshot } = desired;
   const ownerOf = (table: FlowTable, record: number): (string | undefined)[] => [
     identities.serviceName(table.words[record * RECORD_WORDS + SERVICE]!),

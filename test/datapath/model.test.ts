@@ -193,7 +193,7 @@ function change(
   }
   model.reload();
   real.pipeline.configure(world.config());
-  compareOut(real.pipeline.flushDue(), model.flush());
+  compareOut(real.pipeline.sendDue(), model.flush());
 }
 
 const mostly = <T>(usual: T, ...others: readonly T[]): fc.Arbitrary<T> =>
@@ -276,7 +276,7 @@ const step = fc.oneof(
   kind(6, 'wait', fc.tuple(delay, mostly(true, false)), (model, real, [ms, isPrompt]) => {
     model.advance(ms);
     real.pipeline.nowMs += ms;
-    if (isPrompt) compareOut(real.pipeline.flushDue(), model.flush());
+    if (isPrompt) compareOut(real.pipeline.sendDue(), model.flush());
   }),
   kind(3, 'error', fc.tuple(fc.oneof(tcpTarget, udpTarget), side, fc.boolean(), fc.boolean()), sendError),
   kind(6, 'fragments', fc.tuple(fc.oneof(tcpTarget, udpTarget), side, fc.nat(1), otherShape, pieces), sendFragments),

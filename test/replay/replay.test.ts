@@ -186,7 +186,6 @@ t.test('what is wrong is said before an output is touched', async (t) => {
   const cases: Array<[name: string, change: object, error: { code: string; message?: RegExp }]> = [
     ['no configuration', { config: path('none') }, { code: 'CONFIG_UNREADABLE' }],
     ['a bad configuration', { config: path('bad.yaml') }, { code: 'CONFIG_INVALID', message: /bad\.yaml:2:\d+ / }],
-    ['a node', { config: path('node.yaml') }, { code: 'NOT_SUPPORTED', message: /node\.yaml has role node/ }],
     ['no capture', { in: path('none') }, { code: 'CAPTURE_INVALID' }],
     ['a text as capture', { in: path('weir.yaml') }, { code: 'CAPTURE_INVALID', message: /neither pcap nor pcapng/ }],
     ['a bad timeline', { timeline: timeline('{"at":1}\n') }, { code: 'TIMELINE_INVALID', message: /t\.jsonl:1: / }],
@@ -198,7 +197,7 @@ t.test('what is wrong is said before an output is touched', async (t) => {
   const events: Array<[text: string, error: { code: string; message?: RegExp }]> = [
     ['\n{"at":1,"config":"none.yaml"}', { code: 'TIMELINE_INVALID', message: /t\.jsonl:2: .*none\.yaml/ }],
     ['{"at":1,"config":"bad.yaml"}', { code: 'CONFIG_INVALID', message: /bad\.yaml:2:/ }],
-    ['{"at":1,"config":"node.yaml"}', { code: 'NOT_SUPPORTED' }],
+    ['{"at":1,"config":"node.yaml"}', { code: 'NOT_SUPPORTED', message: /node\.yaml has role node, but .* a gateway/ }],
     [
       '{"at":1,"backend":"web/b9","health":"down"}',
       {

@@ -9,7 +9,11 @@ import { STATE_NAMES } from '../../lib/conntrack/record.js';
 import { TableReader } from '../../lib/conntrack/table-reader.js';
 import { type Compiled, compile } from '../../lib/control/compile.js';
 import { Identities } from '../../lib/control/identity.js';
+import type { ReturnEndpoint } from '../../lib/control/network-plan.js';
+import type { AskForEndpoint } from '../../lib/datapath/endpoints.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
+import { Node } from '../../lib/datapath/node.js';
+import type { Pipeline } from '../../lib/datapath/pipeline.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
@@ -29,12 +33,13 @@ export interface PipelineOptions {
   readonly anyEntries?: number;
   readonly seed?: number;
   readonly recovering?: boolean;
-  /** Packets a batch may have: what most of a pipeline's memory is for. */
-  readonly batch?: number;
+  readonly device?: MemoryDevice;
+  /** Of a node: takes what traffic teaches it. */
+  readonly ask?: AskForEndpoint;
   readonly affinityEntries?: number;
 }
 
-/** The gateway's pipeline on a memory device, from a configuration or its text: packets in, outcomes out, time by hand. */
+/** The pipeline of a role on a memory device, from a configuration or its text: packets in, outcomes out, time by hand. */
 export class TestPipeline {
   readonly tcp: FlowTable;
   readonly any: FlowTable;
@@ -44,31 +49,32 @@ export class TestPipeline {
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly device: MemoryDevice;
   readonly stats = allocateStats();
-  readonly gateway: Gateway;
   readonly identities = new Identities();
   readonly down = new Set<number>();
   compiled: Compiled | undefined;
   nowMs = 1000;
+  readonly pipeline: Pipeline;
 
   constructor(
-    config: string | Config,
+    source: string | Config,
     {
       tcpEntries = 1024,
       anyEntries = 1024,
       seed = 1,
       recovering = false,
-      batch,
+      ask,
+      device = new MemoryDevice(),
       affinityEntries,
     }: PipelineOptions = {},
   ) {
-    this.device = new MemoryDevice(batch);
     const secret = { k0: seed, k1: ~seed };
+    this.device = device;
     const events = new EventWriter(this.events);
     const tables = { tcp: allocateTable(tcpEntries, secret), any: allocateTable(anyEntries, secret) };
     this.tcp = new FlowTable(tables.tcp, events);
     this.any = new FlowTable(tables.any, events);
     this.readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
-    this.gateway = new Gateway({
+    const parts = {
       tcp: this.tcp,
       any: this.any,
       output: this.device,
@@ -76,23 +82,32 @@ export class TestPipeline {
       stats: this.stats,
       ...(recovering ? { recoveringSince: this.nowMs } : {}),
       ...(affinityEntries === undefined ? {} : { affinityEntries }),
-    });
+    };
+    const config = parse(source);
+    this.pipeline = config.role === 'node' ? new Node(parts, ask) : new Gateway(parts);
     this.configure(config);
   }
 
-  configure(source: string | Config): void {
-    this.compiled = compile(typeof source === 'string' ? parse(source) : source, this.identities, {
+  /** @param ledIn of a node: the endpoints whose answers are led in */
+  configure(source: string | Config, ledIn?: readonly ReturnEndpoint[]): void {
+    this.compiled = compile(parse(source), this.identities, {
       isUp: (backend) => !this.down.has(backend),
       nowMs: this.nowMs,
       ...(this.compiled ? { previous: this.compiled } : {}),
+      ...(ledIn ? { ledIn } : {}),
     });
-    this.gateway.use(this.compiled.snapshot);
+    this.pipeline.use(this.compiled.snapshot);
+  }
+
+  /** Does what is due by time alone; returns when there is more. */
+  flushDue(nowMs = this.nowMs): number {
+    return this.pipeline.flushDue(nowMs);
   }
 
   /** Runs what is due by time, until nothing is, and returns what came out. */
-  flushDue(): readonly MemoryPacket[] {
+  sendDue(): readonly MemoryPacket[] {
     this.device.sent = [];
-    while (this.gateway.flushDue(this.nowMs) <= this.nowMs);
+    while (this.flushDue() <= this.nowMs);
     return this.device.sent;
   }
 
@@ -106,8 +121,8 @@ export class TestPipeline {
     this.device.push(...packets.map((packet) => (packet instanceof Uint8Array ? { bytes: packet } : packet)));
     const count = this.device.receive();
     this.device.sent = [];
-    this.gateway.process(this.device.rx, this.nowMs);
-    const { verdict, reason, direction, service, backend, state } = this.gateway.results;
+    this.pipeline.process(this.device.rx, this.nowMs);
+    const { verdict, reason, direction, service, backend, state } = this.pipeline.results;
     return Array.from({ length: count }, (_, i) => ({
       verdict: VERDICT_NAMES[verdict[i]!]!,
       reason: reason[i] === 0 ? '' : REASON_NAMES[reason[i]!]!,
@@ -120,8 +135,9 @@ export class TestPipeline {
   }
 }
 
-function parse(text: string): Config {
-  const { config, problems } = parseConfig(text);
+function parse(source: string | Config): Config {
+  if (typeof source !== 'string') return source;
+  const { config, problems } = parseConfig(source);
   if (config === null) throw new Error(problems.map((problem) => JSON.stringify(problem)).join('\n'));
   return config;
 }

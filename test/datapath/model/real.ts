@@ -1,3 +1,4 @@
+import { MemoryDevice } from '../../../lib/io/memory-device.js';
 import { REASON_NAMES } from '../../../lib/base/reasons.js';
 import type { FlowTable } from '../../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../../lib/conntrack/gc.js';
@@ -26,7 +27,7 @@ export class Real {
   constructor(world: World) {
     const { tcpEntries, anyEntries, recovering, seed } = world.setup;
     const config = world.config();
-    const options = { tcpEntries, anyEntries, recovering, seed, batch: 2, affinityEntries: 64 };
+    const options = { tcpEntries, anyEntries, recovering, seed, device: new MemoryDevice(2), affinityEntries: 64 };
     this.pipeline = new TestPipeline(config, options);
     const { identities, tcp, any } = this.pipeline;
     this.collection = new Collection([tcp, any], START_MS);

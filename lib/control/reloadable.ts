@@ -1,29 +1,13 @@
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
 
-/** What a valid configuration may ask for and this build, or this moment, cannot do. */
-
-/** One sentence for each: what is asked for and cannot be had. */
-export function missingParts({ role, services }: Config): string[] {
-  const missing: string[] = [];
-  if (role === 'node') missing.push('this build has no role node');
-  for (const { name, mode } of services) {
-    if (mode === 'dsr') missing.push(`service ${name} asks for mode dsr, which this build does not have`);
-  }
-  return missing;
-}
-
-/** @throws WeirError NOT_SUPPORTED */
-export function requireSupported(config: Config): void {
-  const missing = missingParts(config);
-  if (missing.length === 0) return;
-  throw new WeirError('NOT_SUPPORTED', missing.join('; '), 'Use role gateway and modes dnat and snat.');
-}
-
 /** The settings that are read at the start only. */
 const FIXED: ReadonlyArray<readonly [key: string, value: (config: Config) => unknown]> = [
   ['role', ({ role }) => role],
   ['device', ({ device }) => device],
+  // A gateway may change its end of the tunnel at any time; a node's is a socket.
+  ['tunnel.address', ({ role, tunnel }) => (role === 'node' ? tunnel.address : null)],
+  ['tunnel.port', ({ role, tunnel }) => (role === 'node' ? tunnel.port : null)],
   ['admin', ({ admin }) => admin],
   ['network.manage', ({ network }) => network.manage],
   ['network.table', ({ network }) => network.table],
@@ -39,7 +23,6 @@ const FIXED: ReadonlyArray<readonly [key: string, value: (config: Config) => unk
  * @throws WeirError NOT_SUPPORTED
  */
 export function requireReloadable(before: Config, after: Config): void {
-  requireSupported(after);
   const changed = FIXED.filter(([, value]) => JSON.stringify(value(before)) !== JSON.stringify(value(after)));
   if (changed.length === 0) return;
   throw new WeirError(

@@ -33,10 +33,9 @@ async function ask<T>(weir: WeirProcess, ...command: string[]): Promise<T> {
 interface Stats {
   readonly tables: {
     readonly tcp: {
-      readonly entries: number;
       readonly records: number;
       readonly inserted: number;
-      readonly evicted: { readonly closing: number; readonly halfOpen: number };
+      readonly evicted: { readonly halfOpen: number };
       readonly states: Readonly<Record<string, number>>;
     };
   };

@@ -1,6 +1,5 @@
 import { formatProblem, loadConfig } from '../config/load.js';
 import { countParts, sayCounts } from '../control/summary.js';
-import { missingParts } from '../control/supported.js';
 import { print, printJson } from './output.js';
 import { Exit } from './report.js';
 
@@ -9,14 +8,10 @@ export async function check({ config: file, output }: { config: string; output: 
   const { config, problems } = loadConfig(file);
   if (output === 'json') {
     const counts = config === null ? {} : countParts(config);
-    const notes = config === null ? [] : missingParts(config);
-    await printJson({ file, valid: config !== null, ...counts, problems, notes });
+    await printJson({ file, valid: config !== null, ...counts, problems });
   } else {
     for (const problem of problems) console.error(formatProblem(file, problem));
-    if (config !== null) {
-      await print(`${file} is valid: ${sayCounts(countParts(config))}\n`);
-      for (const note of missingParts(config)) console.error(`note: \`weir run\` will refuse it: ${note}`);
-    }
+    if (config !== null) await print(`${file} is valid: ${sayCounts(countParts(config))}\n`);
   }
   if (config === null) throw new Exit(2);
 }

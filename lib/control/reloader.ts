@@ -9,8 +9,8 @@ import type { Desired } from './desired.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
 import type { ReturnEndpoint } from './network-plan.js';
+import { requireReloadable } from './reloadable.js';
 import { countParts, plural, sayCounts } from './summary.js';
-import { requireReloadable } from './supported.js';
 import type { ReloadView } from './view.js';
 
 /**

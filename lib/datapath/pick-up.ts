@@ -96,19 +96,21 @@ export class ReplyPickUp {
   /** Makes the record of the reply that was recognised. @returns -1: there is no room */
   insert(): number {
     const { packet, stats, nowMs } = this.#core;
-    const record = this.#core.tableOf(packet.protocol).insert(
-      packet.protocol,
-      TYPE_OUT,
-      packet.destination,
-      this.vip,
-      (packet.destinationPort << 16) | this.vipPort,
-      packet.source,
-      packet.destination,
-      packet.ports,
-      this.service,
-      this.backend,
-      nowMs,
-    );
+    const record = this.#core
+      .tableOf(packet.protocol)
+      .insert(
+        packet.protocol,
+        TYPE_OUT,
+        packet.destination,
+        this.vip,
+        (packet.destinationPort << 16) | this.vipPort,
+        packet.source,
+        packet.destination,
+        packet.ports,
+        this.service,
+        this.backend,
+        nowMs,
+      );
     if (record >= 0) stats[STAT_PICKED_UP]! += 1;
     return record;
   }

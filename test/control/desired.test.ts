@@ -3,7 +3,7 @@ import { lookup } from '../../lib/balance/lookup.js';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { Desired } from '../../lib/control/desired.js';
-import { requireReloadable } from '../../lib/control/supported.js';
+import { requireReloadable } from '../../lib/control/reloadable.js';
 import { parseIpv4 } from '../../lib/wire/address.js';
 
 function configOf(text: string): Config {

@@ -1,4 +1,3 @@
-import { MemoryDevice } from '../../../lib/io/memory-device.js';
 import { REASON_NAMES } from '../../../lib/base/reasons.js';
 import type { FlowTable } from '../../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../../lib/conntrack/gc.js';
@@ -6,6 +5,7 @@ import { flagNames, listFlows } from '../../../lib/control/flows.js';
 import { COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
 import { STAT_CUT, STAT_FORWARDED, STAT_PICKED_UP, STAT_REASONS, STAT_STATELESS } from '../../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../../lib/io/memory-device.js';
+import { MemoryDevice } from '../../../lib/io/memory-device.js';
 import { formatEndpoint } from '../../../lib/wire/address.js';
 import { describe } from '../../fixtures/packet-text.js';
 import { type Outcome, TestPipeline } from '../../support/pipeline.js';

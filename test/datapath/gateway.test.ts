@@ -184,25 +184,6 @@ t.test('a reply after a start without a table', async (t) => {
   t.match(late.send(data), { verdict: 'pass' });
 });
 
-t.test('a full table', async (t) => {
-  const flood = (pipeline: TestPipeline): void => {
-    for (let i = 0; i < 16; i++) establish(pipeline, { ...client, sport: 50_000 + i });
-  };
-  const maglev = new TestPipeline(service(''), { tcpEntries: 16 });
-  flood(maglev);
-  const stateless = maglev.send(tcp({ ...client, flags: 'S', seq: 1 }));
-  t.equal(stateless.verdict, 'forward');
-  check(t, stateless);
-  t.match(maglev.send(tcp({ ...client, flags: 'A', seq: 2, ack: 1 })), {
-    verdict: 'forward',
-    backend: stateless.backend,
-  });
-  t.equal(maglev.tcp.count, 16);
-  const random = new TestPipeline(service('algorithm: random,'), { tcpEntries: 16 });
-  flood(random);
-  t.match(random.send(tcp({ ...client, flags: 'S', seq: 1 })), { verdict: 'drop', reason: 'table-full' });
-});
-
 t.test('a backend that takes no new flows', async (t) => {
   const both = service('onRemove: keep,');
   const one = service('onRemove: keep,', B2);

@@ -305,7 +305,7 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
     if (algorithm === 'maglev') t.ok(ok > 0, `${ok} new ones were made meanwhile`);
     const after = await stats(weir);
     const evicted = after.tables.tcp.evicted.halfOpen - before.tables.tcp.evicted.halfOpen;
-    t.ok(evicted > 10 * entries, `${evicted} half-open records made room`);
+    t.ok(evicted > entries, `${evicted} half-open records made room`);
     t.equal(after.drops['table-full'] ?? 0, 0);
   }
   const grewKiB = residentKiB(weir) - beforeKiB;

@@ -82,3 +82,40 @@ t.test('the snat allocator', async (t) => {
   }
   t.equal(taken.size, 20_000, 'no port twice');
 });
+
+t.test('a pool that is 99 % used: bounded, and what is found is free', async (t) => {
+  const pool = {
+    addresses: Int32Array.of(parseIpv4('10.96.255.1'), parseIpv4('10.96.255.2')),
+    firstPort: 32768,
+    lastPort: 65535,
+  };
+  const random = seededRandom(9);
+  const taken = new Uint8Array(2 * 65536);
+  const place = (address: number, port: number): number => (address & 1) * 65536 + port;
+  for (const address of pool.addresses) {
+    for (let port = pool.firstPort; port <= pool.lastPort; port++) {
+      taken[place(address, port)] = random() % 100 === 0 ? 0 : 1;
+    }
+  }
+  let probes = 0;
+  const probe = {
+    isPortFree(address: number, port: number) {
+      probes++;
+      return taken[place(address, port)] === 0;
+    },
+  };
+  const into: AllocatedPort = { address: 0, port: 0 };
+  let most = 0;
+  let found = 0;
+  for (let i = 0; i < 20_000; i++) {
+    probes = 0;
+    if (allocatePort(pool, 32768 + i, i, random, probe, into)) {
+      found++;
+      if (taken[place(into.address, into.port)] !== 0) t.fail(`${into.port} was taken`);
+    }
+    most = Math.max(most, probes);
+  }
+  t.equal(most, 2 * 34, 'one for the client’s port and 33 for each address, at most');
+  // Of two runs of 33 ports, one in a hundred of which is free, half have one.
+  t.ok(found > 8000 && found < 12_000, `${found} of 20,000`);
+});

@@ -15,11 +15,15 @@ export interface FixtureFile {
   readonly names?: Readonly<Record<string, string>>;
   readonly config?: unknown;
   readonly configs?: Readonly<Record<string, unknown>>;
+  /** By the mode that stands for MODE in configurations: names besides the others. Cases are run in each. */
+  readonly modes?: Readonly<Record<string, Readonly<Record<string, string>>>>;
   readonly cases: readonly FixtureCase[];
 }
 
 export interface FixtureCase {
   readonly name: string;
+  /** The only mode it is for. */
+  readonly mode?: string;
   readonly config?: unknown;
   readonly recovering?: boolean;
   readonly seed?: number;
@@ -109,6 +113,16 @@ export function capture(packets: ReplayInput['packets']): Uint8Array {
       };
     }),
   );
+}
+
+/** The file once for each of its modes, with the cases for that one; as it is, if it has none. */
+export function* inModes(file: FixtureFile): Generator<FixtureFile> {
+  if (file.modes === undefined) yield file;
+  for (const [mode, names] of Object.entries(file.modes ?? {})) {
+    const { title, cases, ...rest } = JSON.parse(JSON.stringify(file).replaceAll('"MODE"', JSON.stringify(mode)));
+    const own = (cases as readonly FixtureCase[]).filter((item) => (item.mode ?? mode) === mode);
+    yield { ...rest, title: `${title}, ${mode}`, names: { ...file.names, ...names }, cases: own };
+  }
 }
 
 /** Runs a case; returns what differs from what it says, one sentence each. */

@@ -1,7 +1,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import t from 'tap';
 import { parse } from 'yaml';
-import { type FixtureFile, runCase } from './fixture.js';
+import { type FixtureFile, inModes, runCase } from './fixture.js';
 
 const folder = new URL('../fixtures/', import.meta.url);
 
@@ -9,7 +9,9 @@ for (const name of readdirSync(folder)
   .filter((file) => file.endsWith('.yaml'))
   .sort()) {
   const file = parse(readFileSync(new URL(name, folder), 'utf8')) as FixtureFile;
-  t.test(file.title, async (t) => {
-    for (const item of file.cases) t.same(await runCase(file, item), [], item.name);
-  });
+  for (const variant of inModes(file)) {
+    t.test(variant.title, async (t) => {
+      for (const item of variant.cases) t.same(await runCase(variant, item), [], item.name);
+    });
+  }
 }

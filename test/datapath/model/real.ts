@@ -4,22 +4,22 @@ import { GarbageCollector } from '../../../lib/conntrack/gc.js';
 import { flagNames, listFlows } from '../../../lib/control/flows.js';
 import { COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
 import { STAT_CUT, STAT_FORWARDED, STAT_PICKED_UP, STAT_REASONS, STAT_STATELESS } from '../../../lib/datapath/stats.js';
-import type { MemoryPacket } from '../../../lib/io/memory-device.js';
-import { MemoryDevice } from '../../../lib/io/memory-device.js';
+import { MemoryDevice, type MemoryPacket } from '../../../lib/io/memory-device.js';
 import { formatEndpoint } from '../../../lib/wire/address.js';
-import { describe } from '../../fixtures/packet-text.js';
 import { type Outcome, TestPipeline } from '../../support/pipeline.js';
-import type { Expected } from './ends.js';
+import { compareOut, compareOutcome, same } from './compare.js';
 import { backendName, type Flow, originalOf, stateOf } from './flows.js';
 import type { GatewayModel } from './gateway.js';
-import { build, type Packet } from './packets.js';
-import { keyOf, type World } from './world.js';
+import { build, buildError, type IcmpError, type Packet } from './packets.js';
+import { Twin } from './twin.js';
+import { type Backend, keyOf, type Service, type World } from './world.js';
 
 export const START_MS = 1000;
 
 /** The pipeline that is judged, and what it shows of itself. */
 export class Real {
   readonly pipeline: TestPipeline;
+  readonly twin: Twin;
   readonly collection: Collection;
   /** Ids by the model's keys of backends. */
   readonly ids = new Map<string, number>();
@@ -27,8 +27,9 @@ export class Real {
   constructor(world: World) {
     const { tcpEntries, anyEntries, recovering, seed } = world.setup;
     const config = world.config();
-    const options = { tcpEntries, anyEntries, recovering, seed, device: new MemoryDevice(2), affinityEntries: 64 };
-    this.pipeline = new TestPipeline(config, options);
+    const options = { tcpEntries, anyEntries, recovering, seed, affinityEntries: 64 };
+    this.pipeline = new TestPipeline(config, { ...options, device: new MemoryDevice(16) });
+    this.twin = new Twin(new TestPipeline(config, { ...options, device: new MemoryDevice(16) }));
     const { identities, tcp, any } = this.pipeline;
     this.collection = new Collection([tcp, any], START_MS);
     for (const [i, service] of world.services.entries()) {
@@ -39,9 +40,42 @@ export class Real {
     }
   }
 
+  get #both(): readonly TestPipeline[] {
+    this.twin.settle();
+    return [this.pipeline, this.twin.pipeline];
+  }
+
+  send(packet: MemoryPacket): Outcome {
+    const outcome = this.pipeline.send(packet);
+    this.twin.add(packet, outcome);
+    return outcome;
+  }
+
+  advance(ms: number): void {
+    for (const pipeline of this.#both) pipeline.nowMs += ms;
+  }
+
+  /** What is due by time; returns what was sent. */
+  flush(): readonly MemoryPacket[] {
+    const [sent, again] = this.#both.map((pipeline) => pipeline.sendDue());
+    compareOut(again!, sent!);
+    return sent!;
+  }
+
+  configure(world: World): void {
+    for (const pipeline of this.#both) pipeline.configure(world.config());
+  }
+
+  setHealth(service: Service, backend: Backend, isUp: boolean): void {
+    const id = this.ids.get(keyOf(service, backend))!;
+    for (const { down } of this.#both) {
+      if (isUp) down.delete(id);
+      else down.add(id);
+    }
+  }
+
   /** The flows that are listed, one line each, by original tuple. */
-  list(): Map<string, string> {
-    const { tcp, any, identities, nowMs } = this.pipeline;
+  list({ tcp, any, identities, nowMs }: TestPipeline = this.pipeline): Map<string, string> {
     const lines = new Map<string, string>();
     for (const flow of listFlows([tcp, any], identities, nowMs)) {
       const ends = [flow.client, flow.vip, flow.source, flow.backend];
@@ -60,8 +94,17 @@ export class Real {
 
 /** Sends a packet to both. */
 export function send(model: GatewayModel, real: Real, packet: Packet): void {
-  const outcome = real.pipeline.send(build(packet));
+  const outcome = real.send(build(packet));
   compareOutcome(outcome, model.see(packet, { outcome, listed: new Set(real.list().keys()) }));
+}
+
+export function sendError(model: GatewayModel, real: Real, error: IcmpError): void {
+  compareOutcome(real.send(buildError(error)), model.seeError(error));
+}
+
+/** What is due by time in both. */
+export function flush(model: GatewayModel, real: Real): void {
+  compareOut(real.flush(), model.flush());
 }
 
 /** @throws Error when flows, counters or slots differ */
@@ -85,21 +128,17 @@ export function compare(model: GatewayModel, real: Real): void {
   same('slots held', pipeline.device.slotsHeld, 0);
 }
 
+/** The twin has come to the same. */
+export function compareTwin(real: Real): void {
+  const { pipeline, twin } = real;
+  twin.settle();
+  same('flows of the twin', [...real.list(twin.pipeline).values()].sort(), [...real.list().values()].sort());
+  for (const row of [STAT_FORWARDED, STAT_STATELESS, STAT_PICKED_UP, STAT_CUT]) {
+    same(`figure ${row} of the twin`, twin.pipeline.stats[row], pipeline.stats[row]);
+  }
+}
+
 const NOTHING = { packets: { original: 0, reply: 0 }, bytes: { original: 0, reply: 0 }, begun: 0 };
-
-export function compareOutcome(outcome: Outcome, expected: Expected): void {
-  const { verdict, reason = '', direction = 'none', service, backend, state = '', out } = expected;
-  const { out: sent, ...account } = outcome;
-  same('account', account, { verdict, reason, direction, service, backend, state });
-  compareOut(sent, out);
-}
-
-/** The same packets, in any order. */
-export function compareOut(actual: readonly MemoryPacket[], wanted: readonly MemoryPacket[]): void {
-  if (actual.map(hex).sort().join() === wanted.map(hex).sort().join()) return;
-  const text = (packet: MemoryPacket): string => `${describe(packet.bytes)} ${hex(packet)}`;
-  same('out', actual.map(text), wanted.map(text));
-}
 
 /** Garbage collection, and the rule of its interval once more. */
 class Collection {
@@ -157,13 +196,4 @@ function lineOf(flow: Flow): string {
     `[${flags}] until ${flow.expiresMs} packets ${flow.packets.original}/${flow.packets.reply} ` +
     `bytes ${flow.bytes.original}/${flow.bytes.reply}`
   );
-}
-
-function hex({ bytes, vnet }: MemoryPacket): string {
-  return `${Buffer.from(bytes).toString('hex')} ${vnet ? Buffer.from(vnet).toString('hex') : ''}`;
-}
-
-function same(what: string, actual: unknown, wanted: unknown): void {
-  const [is, should] = [JSON.stringify(actual), JSON.stringify(wanted)];
-  if (is !== should) throw new Error(`${what}: is ${is}, wanted ${should}`);
 }

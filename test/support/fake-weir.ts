@@ -3,6 +3,7 @@ import type { FlowFilter } from '../../lib/control/flows.js';
 import type {
   BackendView,
   ConntrackView,
+  NodeView,
   Overview,
   RunningWeir,
   ServiceView,
@@ -15,6 +16,7 @@ export class FakeWeir implements RunningWeir {
   backends: BackendView[] = [backend('b1'), backend('b2')];
   chunks: () => Iterable<string> = () => ['[]\n'];
   refusal: WeirError | undefined;
+  node: NodeView | null = null;
 
   status(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
@@ -31,6 +33,7 @@ export class FakeWeir implements RunningWeir {
         offloads: { csum: true, tso4: true, tso6: true, uso: false },
         notes: ['engine io_uring, multishot reads'],
       },
+      node: this.node,
       config: {
         path: '/etc/weir.yaml',
         version: 3,

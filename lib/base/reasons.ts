@@ -9,7 +9,11 @@ const TABLE = [
   ['malformed', 'drop', 'A header is short, lies about a length, or its fields contradict each other.'],
   ['bad-checksum-header', 'drop', 'The IPv4 header checksum is wrong.'],
   ['unsupported-protocol', 'drop', 'Not IPv4, or a protocol that no answer can be given to.'],
-  ['not-in-source-range', 'drop', 'The client is outside the service’s sourceRanges.'],
+  [
+    'not-in-source-range',
+    'drop',
+    'The client is outside the service’s sourceRanges, or a tunnelled packet is not from one of the tunnel’s peers.',
+  ],
   ['no-snat-port', 'drop', 'Every source port tried in the snat pool was taken.'],
   ['table-full', 'drop', 'The conntrack table is full of live connections and nothing could be evicted.'],
   [

@@ -38,12 +38,22 @@ export function renderServices(services: readonly ServiceView[]): string {
   );
 }
 
-export function renderStatus({ version, pid, uptimeSeconds, device, config, conntrack, traffic }: StatusView): string {
+export function renderStatus({
+  version,
+  pid,
+  uptimeSeconds,
+  device,
+  node,
+  config,
+  conntrack,
+  traffic,
+}: StatusView): string {
   const { lastReload } = config;
   const rows: [string, string][] = [
     ['weir', `${version}, pid ${pid}, up ${sayDuration(uptimeSeconds)}`],
     ['device', `${device.name}, mtu ${device.mtu}, ${device.engine}`],
     ...device.notes.map((note): [string, string] => ['', note]),
+    ...renderNode(node),
     ['config', `${config.path}, version ${config.version}, for ${sayDuration(config.ageSeconds)}`],
     ...(lastReload.success ? [] : indent(`refused ${lastReload.at}`, lastReload.message)),
     [
@@ -53,6 +63,15 @@ export function renderStatus({ version, pid, uptimeSeconds, device, config, conn
     ['packets', `${traffic.rxPackets} in, ${traffic.txPackets} out, ${sum(traffic.drops)} dropped`],
   ];
   return rows.map(([key, value]) => `${key.padEnd(12)} ${value}\n`).join('');
+}
+
+function renderNode(node: StatusView['node']): [string, string][] {
+  if (node === null) return [];
+  const answers = node.endpoints.map(({ address, port, protocol, learned }): [string, string] => [
+    '',
+    `answers for ${address}:${port}/${protocol}${learned ? ', learned' : ''}`,
+  ]);
+  return [['node', `tunnels end at ${node.address}:${node.port}`], ...answers];
 }
 
 function indent(title: string, lines: string): [string, string][] {

@@ -17,9 +17,10 @@ import type { EventFeed } from './event-feed.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { FlowImport } from './flow-import.js';
-import { type FlowFilter, filterMistake, listFlows, matchRecords } from './flows.js';
+import { type FlowFilter, filterMistake, listFlows, matchRecords, protocolName } from './flows.js';
 import type { BackendIdentity, ServiceIdentity } from './identity.js';
 import type { EventLog } from './log.js';
+import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
 import type { Reloader } from './reloader.js';
 import { countParts, plural } from './summary.js';
 import type {
@@ -28,6 +29,7 @@ import type {
   ConntrackView,
   FlushView,
   ImportView,
+  NodeView,
   Overview,
   ReloadView,
   RunningWeir,
@@ -188,6 +190,7 @@ export class Observer implements RunningWeir {
         offloads: tun.offloads,
         notes: [path.note, tun.note],
       },
+      node: this.#node(),
       config: this.#config(),
       conntrack: {
         tcp: { entries: tcp!, limit: readers.tcp.capacity },
@@ -195,6 +198,20 @@ export class Observer implements RunningWeir {
       },
       traffic: this.#traffic(),
     };
+  }
+
+  #node(): NodeView | null {
+    const { desired } = this.#parts;
+    const { role, tunnel } = desired.config;
+    if (role !== 'node' || tunnel.address === null) return null;
+    const view = (learned: boolean) => (endpoint: ReturnEndpoint) => ({
+      ...endpoint,
+      protocol: protocolName(endpoint.protocol),
+      learned,
+    });
+    const configured = networkNeeds(desired.config).endpoints.map(view(false));
+    const endpoints = [...configured, ...desired.learned.map(view(true))];
+    return { address: tunnel.address.text, port: tunnel.port, endpoints };
   }
 
   #config(): ConfigView {

@@ -12,6 +12,8 @@ export interface StatusView {
   readonly startedAt: string;
   readonly uptimeSeconds: number;
   readonly device: DeviceView;
+  /** null: a gateway. */
+  readonly node: NodeView | null;
   readonly config: ConfigView;
   readonly conntrack: { readonly tcp: FillView; readonly any: FillView };
   readonly traffic: TrafficView;
@@ -25,6 +27,18 @@ export interface DeviceView {
   readonly offloads: { readonly csum: boolean; readonly tso4: boolean; readonly tso6: boolean; readonly uso: boolean };
   /** How the engine was chosen and which offloads the kernel gave. */
   readonly notes: readonly string[];
+}
+
+/** The end of the tunnels, and whose answers are led in; `learned`: from traffic. */
+export interface NodeView {
+  readonly address: string;
+  readonly port: number;
+  readonly endpoints: readonly {
+    readonly address: string;
+    readonly port: number;
+    readonly protocol: string;
+    readonly learned: boolean;
+  }[];
 }
 
 export interface ConfigView {

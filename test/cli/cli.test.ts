@@ -216,6 +216,10 @@ t.test('net prints a script', async (t) => {
   t.equal(code, 0);
   t.match(stdout, /^ip route replace 10\.96\.0\.10 dev weir0( mtu \d+)? proto 196$/m);
   t.match(JSON.parse((await weir('net', '-c', good, '-o', 'json')).stdout).sections[0], { title: /device/ });
+  const node = join(folder, 'node.yaml');
+  writeFileSync(node, 'role: node\ntunnel: { address: 192.0.2.1 }\n');
+  t.match((await weir('net', '-c', node)).stdout, /\n# note: endpoints that the file does not have are learned/);
+  t.match(await weir('check', '-c', node), { code: 0, stdout: /valid: 0 services/, stderr: '' });
 });
 
 t.test('commands that talk to a running weir', async (t) => {
@@ -232,6 +236,14 @@ t.test('commands that talk to a running weir', async (t) => {
   t.match(status.stdout, /connections +tcp 7 of 100, other 2 of 50/);
   t.match(status.stdout, /web +10\.96\.0\.10:80\/tcp +maglev dnat +b1 +10\.2\.0\.11:8080 +1 +active +3 +4 +1000 +1200/);
   t.strictSame(JSON.parse((await ask('status', '-o', 'json')).stdout), running.status());
+  t.notMatch(status.stdout, 'tunnels');
+  const endpoint = { address: '10.2.0.11', port: 8080, protocol: 'tcp', learned: false };
+  const learned = { ...endpoint, port: 53, protocol: 'udp', learned: true };
+  running.node = { address: '10.2.0.11', port: 6081, endpoints: [endpoint, learned] };
+  t.match(
+    (await ask('status')).stdout,
+    /node +tunnels end at 10\.2\.0\.11:6081\n +answers for 10\.2\.0\.11:8080\/tcp\n +answers for 10\.2\.0\.11:53\/udp, learned\n/,
+  );
   t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.services());
   running.backends = [];
   t.match((await ask('services')).stdout, /web .*\(none\)/);

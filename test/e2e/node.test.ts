@@ -145,6 +145,11 @@ t.test('traffic', { ...needsRoot(t, 'ip', 'curl', 'python3', 'bash'), timeout: 6
       t.ok(own.every(({ flags }: { flags: string[] }) => flags.includes('DSR')));
       t.equal(own[0].service !== '', 'knows' in options, 'services have names where the node knows them');
 
+      const { node } = JSON.parse((await nodes[0]!.command(['status', '-o', 'json'])).stdout);
+      t.match(node, { address: '10.2.0.11', port: 6081 });
+      const web = { address: '10.2.0.11', port: HTTP_PORT, protocol: 'tcp', learned: !('knows' in options) };
+      t.ok(node.endpoints.some((each: object) => JSON.stringify(each) === JSON.stringify(web)));
+
       const rules = (await lab.exec('b1', 'ip', ['rule'])).stdout;
       t.match(rules, `from 10.2.0.11 ipproto tcp sport ${HTTP_PORT} lookup 10096`);
       const echo = `iif lo ipproto udp sport ${ECHO_PORT} lookup 10096`;

@@ -4,6 +4,7 @@ import {
   type BackendView,
   type ConntrackView,
   type ImportView,
+  type NodeView,
   type Overview,
   type RunningWeir,
   type ServiceView,
@@ -28,6 +29,7 @@ export class FakeWeir implements RunningWeir {
     this.asked.push(`import ${bytes} bytes`);
     return importView({});
   };
+  node: NodeView | null = null;
 
   status(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
@@ -44,6 +46,7 @@ export class FakeWeir implements RunningWeir {
         offloads: { csum: true, tso4: true, tso6: true, uso: false },
         notes: ['engine io_uring, multishot reads'],
       },
+      node: this.node,
       config: {
         path: '/etc/weir.yaml',
         version: 3,

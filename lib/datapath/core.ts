@@ -9,7 +9,7 @@ import { type Answer, answerRst, answerUnreachable, mayAnswer } from '../nat/ans
 import { AnswerLimiter } from '../nat/rate-limit.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
-import type { Snapshot } from './snapshot.js';
+import { COUNTER_REFUSED, COUNTER_ROWS, COUNTER_UNANSWERED, type Snapshot } from './snapshot.js';
 import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 import { DIRECTION_ORIGINAL, DIRECTION_REPLY, DROP, FORWARD, HOLD, makeResults, PASS, REPLY } from './verdict.js';
 
@@ -58,6 +58,8 @@ export class Core {
     this.random = parts.random;
     this.stats = parts.stats;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
+    this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
+    this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
   }
 
   tableOf(protocol: number): FlowTable {
@@ -175,6 +177,10 @@ export class Core {
     this.stats[STAT_TX_PACKETS]! += 1;
     this.stats[STAT_TX_BYTES]! += answer.length;
     this.output.transmit(this.packet.slot, answer.offset, answer.length);
+  }
+
+  #count(backend: number, counter: number): void {
+    this.snapshot.counters[backend * COUNTER_ROWS + counter]! += 1;
   }
 
   #settle(verdict: number, reason: number): void {

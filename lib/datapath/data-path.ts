@@ -107,6 +107,7 @@ export class DataPath {
   /** Puts a snapshot to use; resolves when packets are handled by it. */
   publish(snapshot: Snapshot): Promise<void> {
     return new Promise((resolve) => {
+      if (this.#isEnding) return resolve();
       this.#applied.set(snapshot.version, resolve);
       this.#post({ type: 'snapshot', snapshot });
     });
@@ -132,7 +133,11 @@ export class DataPath {
     clearTimeout(timer);
     this.#port.close();
     this.#wake.close();
-    // Whoever waits for an answer will not get one.
+    this.#releaseWaiting();
+  }
+
+  /** Whoever waits for an answer will not get one. */
+  #releaseWaiting(): void {
     for (const resolve of this.#applied.values()) resolve();
     for (const resolve of this.#flushed.values()) resolve(0);
     this.#applied.clear();
@@ -172,6 +177,7 @@ export class DataPath {
   #fail(error: WeirError): void {
     if (this.#isEnding) return;
     this.#isEnding = true;
+    this.#releaseWaiting();
     if (this.#isReady) this.#onFailure(error);
     else this.#settleReady.reject(error);
   }

@@ -1,14 +1,19 @@
 import { closeSync } from 'node:fs';
+import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
+import { systemRandom } from '../base/random.js';
 import type { Config } from '../config/config.js';
-import { requireConfig } from '../config/load.js';
+import { readConfigText, requireConfig } from '../config/load.js';
 import { allocateTable } from '../conntrack/memory.js';
 import { TableReader } from '../conntrack/table-reader.js';
 import { startDataPath } from '../datapath/data-path.js';
 import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
 import { probeSocket } from './admin-socket.js';
+import { ConfigWatch } from './config-watch.js';
 import { Desired } from './desired.js';
+import { HealthChecker } from './health/checker.js';
+import { Prober } from './health/probe.js';
 import type { EventLog } from './log.js';
 import { NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
@@ -23,7 +28,7 @@ import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
  * A weir from start to stop. Every step of the start has its undoing, and the undoings run in reverse: at the stop, and as
  * far as the start had come when a step fails or a signal arrives in its middle.
  *
- *     configuration -> nobody else here? -> device -> tables -> data path -> network -> admin -> ready
+ *     configuration -> nobody else here? -> device -> tables -> data path -> network -> health -> admin -> ready
  *
  * The device is the lock: the kernel gives it to one process, so that nothing of a running weir is touched by a second. The
  * network comes after the data path and goes before it, so that no packet is led to where nobody reads; what a killed weir left
@@ -42,8 +47,11 @@ export interface RuntimeOptions {
 /** After this the process ends, whatever is still under way. */
 const STOP_MS = 1900;
 
+/** Of the health checks. A suspended machine finds its backends as it left them: time stands still meanwhile. */
+const CHECK_CLOCK: Clock = { nowMs: () => performance.now() };
+
 /**
- * Runs until SIGTERM or SIGINT, or until the data path fails. SIGHUP reads the configuration again.
+ * Runs until SIGTERM or SIGINT, or until the data path fails. SIGHUP reads the configuration again, and so does a change of its file.
  *
  * @returns the exit code: 0 after a signal, 1 after a failure.
  * @throws WeirError when the start fails; everything is undone by then.
@@ -107,11 +115,11 @@ class Runtime {
 
   async #start(beganMs: number): Promise<void> {
     const { configPath, version, log } = this.#options;
-    const config = requireConfig(configPath);
+    const configText = readConfigText(configPath);
+    const config = requireConfig(configPath, configText);
     requireSupported(config);
     const socket = this.#options.socket ?? config.admin.socket;
     log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
-    warnOfHealth(config, log);
     await refuseSecond(socket);
 
     const { name, offload, engine, mtu } = config.device;
@@ -124,7 +132,14 @@ class Runtime {
     const stateFile = this.#openStateFile(config, clock.nowMs());
     const tables = stateFile?.tables ?? { tcp: allocateTable(tcpEntries), any: allocateTable(anyEntries) };
     const survivors = stateFile?.isResumed ? adoptSurvivors(tables) : undefined;
-    const desired = new Desired(config, clock.nowMs(), survivors);
+    const checker = new HealthChecker({
+      clock: CHECK_CLOCK,
+      random: systemRandom(),
+      prober: new Prober(),
+      log,
+      onChange: () => void this.#reloader?.refresh(),
+    });
+    const desired = new Desired(config, clock.nowMs(), survivors, (backend) => checker.isUp(backend));
     const path = await startDataPath({
       fd: tun.fd,
       vnetHeader: tun.vnetHeader,
@@ -147,10 +162,16 @@ class Runtime {
     if (this.#isEnding) return;
 
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
-    const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
+    const check = (): void => checker.configure(desired.checked());
+    const source = { configPath, configText, onApplied: check };
+    const reloader = new Reloader({ ...source, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
-    const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, log });
+    check();
+    this.#undo.push({ step: 'health checks', run: () => checker.close() });
+    const fileWatch = new ConfigWatch({ path: configPath, onChange: () => reloader.reloadIfChanged() });
+    this.#undo.push({ step: 'file watch', run: () => fileWatch.close() });
+    const observer = new Observer({ version, tun, tables, readers, desired, path, clock, reloader, checker, log });
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });
     this.#undo.push({ step: 'admin', run: () => admin.close() });
@@ -195,12 +216,4 @@ async function refuseSecond(socket: string): Promise<void> {
     `a running weir answers on ${socket}`,
     'Stop that one first, or give this one a socket (--socket) and a device.name of its own.',
   );
-}
-
-function warnOfHealth({ services }: Config, log: EventLog): void {
-  const checked = services.filter(({ health }) => health !== null).map(({ name }) => name);
-  if (checked.length === 0) return;
-  log.warn('health-not-checked', 'this build makes no health checks: every backend counts as up', {
-    services: checked,
-  });
 }

@@ -35,6 +35,7 @@ import {
   COMMIT,
   CREATED,
   EXPIRES,
+  MARK_SYN_SEEN,
   MARKS,
   NEXT,
   ORIGINAL_PORTS,
@@ -45,6 +46,8 @@ import {
   REPLY_PORTS,
   RETURN,
   SERVICE,
+  STATE,
+  SYN_SENT,
   TX_END,
   TYPE,
   TYPE_SVC,
@@ -104,6 +107,10 @@ export class FlowTable {
   readonly bytes: Uint8Array;
   readonly halves: Uint16Array;
   readonly doubles: Float64Array;
+
+  /** Told the id of a backend that answered a SYN with an RST, or had not answered it when the record ended. */
+  onRefused: (backend: number) => void = ignore;
+  onUnanswered: (backend: number) => void = ignore;
 
   /** The doubles of the header: counters and the garbage collector's figures (memory.ts). */
   readonly figures: Float64Array;
@@ -327,6 +334,9 @@ export class FlowTable {
       this.tell(EVENT_CLOSED, this.isExpired(record, nowMs) ? CAUSE_EXPIRED : cause, record, nowMs);
     }
     const word = record * RECORD_WORDS;
+    const isOpening = bytes[record * RECORD_BYTES + STATE] === SYN_SENT;
+    if (isOpening && bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_SEEN)
+      this.onUnanswered(words[word + BACKEND_ID]!);
     Atomics.store(words, word + COMMIT, 0);
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
     const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
@@ -489,6 +499,8 @@ export class FlowTable {
     index[gap] = 0;
   }
 }
+
+function ignore(): void {}
 
 /** Records a sweep looks at per insert into a full table: about 0.5 us. */
 const SWEEP_RECORDS = 128;

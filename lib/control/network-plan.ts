@@ -193,7 +193,7 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
     if (linkMtu >= mtu) continue;
     notes.add(narrowLink(iif, linkMtu, config));
   }
-  if (tcp.length > 0) {
+  if (tcp.length > 0 || datagramSources.size > 0) {
     const strict = strictInterfaces(device, pathFilters);
     if (strict.length > 0) {
       notes.add(

@@ -15,7 +15,7 @@ const IDLE_MS = 300_000;
 
 export interface LearnedParts {
   readonly desired: Desired;
-  readonly reloader: Reloader;
+  readonly reloader: Pick<Reloader, 'refresh' | 'forget'>;
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly clock: Clock;
   readonly log: EventLog;

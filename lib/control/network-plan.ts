@@ -207,7 +207,7 @@ function returnRules(config: Config, endpoints: readonly ReturnEndpoint[], { hop
   const byInterface = [...interfaces]
     .sort()
     .map((iif) => rule({ iif, table, protocol: perEndpoint ? PROTO_ICMP : null }));
-  if (tcp.length > 0) {
+  if (tcp.length > 0 || datagramSources.size > 0) {
     const strict = strictInterfaces(device, pathFilters);
     if (strict.length > 0) {
       notes.add(

@@ -48,8 +48,8 @@ export class EndpointStage {
     this.#ask = ask;
   }
 
-  /** Whether the packet in hand, the first of its flow, has to wait; a copy of it does then, and its slot is given back. */
-  mustWait({ isThere, vip, vipPort }: NamedVip): boolean {
+  /** Whether the packet in hand, the first of a flow to this VIP, has to wait; a copy of it does then, and its slot is given back. */
+  mustWait(vip: number, vipPort: number): boolean {
     const core = this.#core;
     const { packet, bytes, nowMs } = core;
     if (this.#ask === undefined) return false;
@@ -65,7 +65,7 @@ export class EndpointStage {
       this.#ask(address, port, protocol);
     }
     this.#waiting.push({
-      isThere,
+      isThere: true,
       vip,
       vipPort,
       bytes: bytes.slice(packet.at - VNET_HEADER_BYTES, packet.at + packet.length),
@@ -86,6 +86,7 @@ export class EndpointStage {
 
   /** The next packet that waits no longer; undefined: none. */
   next(): WaitingPacket | undefined {
+    if (this.#waiting.length === 0) return undefined;
     const { nowMs } = this.#core;
     const index = this.#waiting.findIndex(
       ({ untilMs, address, port, protocol }) => nowMs >= untilMs || this.#isLedIn(address, port, protocol),

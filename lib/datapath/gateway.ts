@@ -280,8 +280,9 @@ export class Gateway implements Pipeline {
     const core = this.#core;
     const isTcp = core.packet.protocol === ipv4.PROTO_TCP;
     core.noteFlow(table, record, isReply);
-    // A client's datagram is served anew by another backend.
-    const told = isTcp || isReply ? this.#cuts.tell(table, record) : 0;
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    // A client's datagram is served anew by another backend; of a one-way flow the packet knows the numbers best.
+    const told = (isTcp && !isOneWay) || isReply ? this.#cuts.tell(table, record) : 0;
     table.remove(record, CAUSE_CUT, core.nowMs);
     core.stats[STAT_CUT]! += 1;
     if (!isTcp) {

@@ -38,7 +38,7 @@ import { swapPorts } from './packet.js';
 import { ReplyPickUp } from './pick-up.js';
 import type { Pipeline } from './pipeline.js';
 import { COUNTER_CONNECTIONS, COUNTER_ROWS, type Snapshot } from './snapshot.js';
-import { STAT_BATCHES, STAT_PICKED_UP, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
+import { STAT_BATCHES, STAT_PICKED_UP, STAT_REASONS, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import { trackPacket } from './track.js';
 import { clearResult, type Results } from './verdict.js';
 
@@ -82,6 +82,13 @@ import { clearResult, type Results } from './verdict.js';
  *                                     idle for TAKEOVER_IDLE_MS
  *     without                         any                       tracked, delivered
  *     without                         none, or expired          delivered as it is, not-tracked: its answer leaves untranslated
+ *
+ *     packet of a backend             its own                   tracked, leaves with V:v as source
+ *                                     none                      passed on as it is: a direct connection
+ *
+ * While the table is young a packet of a backend without an entry may be one of a connection that the last process knew, and the
+ * client waits for it: it is recognised by the hash, as on the gateway (pick-up.ts). Here a direct connection must not be taken for one:
+ * direct.ts. The first packet of a flow to an endpoint whose answers are not led in yet waits for that: endpoints.ts.
  *
  * An entry of the same client and VIP with another backend is replaced without a question: a client has one connection from a port
  * to a VIP, and the gateway knows best where it is now.
@@ -145,11 +152,11 @@ export class Node implements Pipeline {
     const core = this.#core;
     const { packet, output, bytes, view } = core;
     core.nowMs = nowMs;
-    for (let slot = output.take(); slot >= 0; slot = output.take()) {
-      const waiting = this.#endpoints.next();
-      if (waiting === undefined) {
-        output.release(slot);
-        break;
+    for (let waiting = this.#endpoints.next(); waiting !== undefined; waiting = this.#endpoints.next()) {
+      const slot = output.take();
+      if (slot < 0) {
+        core.stats[STAT_REASONS + REASON['device-write']]! += 1;
+        continue;
       }
       packet.row = BATCH_PACKETS;
       packet.slot = slot;
@@ -307,13 +314,13 @@ export class Node implements Pipeline {
   #begin(table: FlowTable, before: number, vip: number, vipPort: number, hasWaited: boolean): void {
     const core = this.#core;
     const { packet, bytes, nowMs, snapshot, stats } = core;
-    const named = { isThere: true, vip, vipPort };
-    if (!hasWaited && this.#endpoints.mustWait(named)) return;
+    const flags = packet.protocol === ipv4.PROTO_TCP ? tcp.flags(bytes, packet.l4) : tcp.SYN;
+    const isReset = (flags & tcp.RST) !== 0;
+    if (!isReset && !hasWaited && this.#endpoints.mustWait(vip, vipPort)) return;
     if (before >= 0) table.remove(before, CAUSE_REPLACED, nowMs);
     const service = lookup(snapshot.serviceIndex, vip, vipPort, packet.protocol);
     const backend = this.#backendOf(service);
-    const flags = packet.protocol === ipv4.PROTO_TCP ? tcp.flags(bytes, packet.l4) : tcp.SYN;
-    if ((flags & tcp.RST) !== 0) {
+    if (isReset) {
       core.noteChoice(service, backend);
       core.forward();
       return;

@@ -231,6 +231,16 @@ t.test('a node leads in what its own backends answer, and no VIP', async (t) => 
   );
 });
 
+t.test('strict filtering at a node that answers datagrams alone', async (t) => {
+  const dns = configOf(`
+role: node
+tunnel: { address: 10.2.0.11 }
+services:
+${service('dns', '10.96.0.10', 'port: 53, protocol: udp, mode: dsr, backends: [{address: 10.2.0.11, port: 5353}]')}
+`);
+  t.match(desiredNetwork(dns, around({ ...HOME, pathFilters: { eth0: 1 } })).notes, [/rp_filter is strict on eth0:/]);
+});
+
 t.test('UDP servers at two addresses of this host', async (t) => {
   const hops = { ...HOME.hops, '10.2.0.12': { dev: 'lo', local: true } };
   const learned = [{ address: '10.2.0.12', port: 9000, protocol: 17 }];

@@ -664,6 +664,45 @@ t.test('endpoints that traffic teaches', async (t) => {
   t.equal(pipeline.device.slotsHeld, 0);
 });
 
+t.test('a million packets of known flows allocate nothing that stays', async (t) => {
+  const pipeline = node();
+  for (let i = 0; i < 32; i++) establish(pipeline, NAMED, { sport: 45_000 + i });
+  const { device } = pipeline;
+  const datagrams = Array.from({ length: 32 }, (_, i) =>
+    geneve(NAMED, tcp({ ...toBackend, sport: 45_000 + i, flags: 'A', seq: 1001, ack: 5001, payload: 8 })),
+  );
+  const answers = Array.from({ length: 32 }, (_, i) =>
+    tcp({ ...fromBackend, dport: 45_000 + i, flags: 'A', seq: 5001, ack: 1001 }),
+  );
+  device.transmit = () => {};
+  device.release = () => {};
+  const { rx, memory } = device;
+  const run = (batches: number): void => {
+    for (let b = 0; b < batches; b++) {
+      rx.count = 64;
+      for (let row = 0; row < 64; row++) {
+        const isOurs = row % 2 === 0;
+        const bytes = (isOurs ? datagrams : answers)[row >> 1]!;
+        const offset = row * memory.slotBytes + 128;
+        memory.bytes.set(bytes, offset);
+        memory.bytes.fill(0, offset - 10, offset);
+        rx.slot[row] = row;
+        rx.offset[row] = offset;
+        rx.length[row] = bytes.length;
+        rx.datagramBytes[row] = isOurs ? bytes.length : 0;
+      }
+      pipeline.pipeline.process(rx, pipeline.nowMs);
+      pipeline.flushDue();
+    }
+  };
+  run(2000);
+  const before = process.memoryUsage().heapUsed;
+  run(16_000);
+  const grown = process.memoryUsage().heapUsed - before;
+  t.ok(grown < 4 << 20, `the heap has grown by ${grown} bytes`);
+  t.equal(pipeline.tcp.count, 32);
+});
+
 t.test('after a start without a table', async (t) => {
   const alone = `
 services:

@@ -209,7 +209,8 @@ export class TcpModel {
     if (distance(seq, own.end) > 0 && !this.#mayExpect(from, seq)) return;
     // What it acknowledges was sent, or may have been on a way past weir: within the window its sender gave.
     const isNews = distance(ack, peer.end) > 0;
-    if (isNews && distance(ack, peer.acked) > own.window) return;
+    // (Ahead of END and more than 2^31 ahead of ACKED is not behind it.)
+    if (isNews && (ack - peer.acked) >>> 0 > own.window) return;
     if (isNews) peer.end = ack;
     const end = seq + this.#length(segment);
     if (distance(end, own.end) > 0) own.end = end;

@@ -80,6 +80,7 @@ export class Reloader {
   #queue: Promise<unknown> = Promise.resolve();
   #sweepTimer: NodeJS.Timeout | undefined;
   #isClosed = false;
+  readonly #closing = new AbortController();
   #refresh: Promise<void> | undefined;
   #refreshNotBeforeMs = 0;
   /** The fingerprint of what was last read. */
@@ -201,6 +202,7 @@ export class Reloader {
   /** Lets a reload under way finish and takes no more. */
   async close(): Promise<void> {
     this.#isClosed = true;
+    this.#closing.abort();
     clearTimeout(this.#sweepTimer);
     await this.#queue;
   }
@@ -272,7 +274,7 @@ export class Reloader {
   }
 
   async #refreshSoon(): Promise<void> {
-    await sleep(Math.max(0, this.#refreshNotBeforeMs - performance.now()), undefined, { ref: false });
+    const waitMs = Math.max(0, this.#refreshNotBeforeMs - performance.now());
     const step = async (): Promise<void> => {
       // What changes from here on needs another.
       this.#refresh = undefined;
@@ -281,7 +283,9 @@ export class Reloader {
       const endedMs = performance.now();
       this.#refreshNotBeforeMs = endedMs + Math.max(PAUSE_MS, PAUSE_FACTOR * (endedMs - beganMs));
     };
-    await this.inTurn(step).catch(() => {});
+    await sleep(waitMs, undefined, { signal: this.#closing.signal })
+      .then(() => this.inTurn(step))
+      .catch(() => {});
   }
 
   async #changeNetwork(config: Config, compiled: Parameters<Desired['retainedNeeds']>[0]): Promise<NetworkReport> {

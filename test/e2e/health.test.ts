@@ -11,7 +11,7 @@ import { needsRoot } from '../support/skip.js';
 t.setTimeout(300_000);
 
 const REJECT_PORT = 81;
-const HEALTH = 'health: { type: tcp, interval: 200ms, timeout: 150ms, rise: 2, fall: 3 }';
+const HEALTH = 'health: { type: tcp, interval: 200ms, timeout: 1s, rise: 2, fall: 3 }';
 
 interface Member {
   readonly name: string;
@@ -64,6 +64,7 @@ class Ward {
       'services:',
       service('web', 80, 'algorithm: random'),
       service('strict', REJECT_PORT, 'allDown: reject'),
+      service('ping', 82, 'mode: dnat').replace('type: tcp', 'type: icmp'),
       '',
     ].join('\n');
   }
@@ -124,6 +125,13 @@ t.test('a server dies and comes back; all die', needsRoot(t, 'ip', 'curl'), asyn
   const begun = await until(weir, (list) => list.every(({ health }) => health?.last === 'connected'));
   t.strictSame(states(begun), ['active', 'active', 'active'], 'probes from the gateway itself reach the backends');
   t.strictSame((await ward.ask(60)).names, ['b1', 'b2', 'b3']);
+  const pinged = await until(weir, (list) => list.every(({ health }) => health?.last !== 'not probed yet'), 'ping');
+  const isInstalled = !pinged[0]!.health!.last.includes('raw-socket');
+  for (const { name, state, health } of pinged) {
+    t.equal(state, 'active', name);
+    if (isInstalled)
+      t.equal(health!.last, 'echo reply', 'ICMP to the gateway itself is not led into the device either');
+  }
 
   const killedMs = performance.now();
   await ward.end('b1');
@@ -218,7 +226,7 @@ t.test('drain and undrain with a live flow', needsRoot(t, 'ip', 'curl'), async (
   );
 
   for (const [args, message] of [
-    [['drain', 'wob', 'b1'], /no service is called "wob"\. There are: web, strict\./],
+    [['drain', 'wob', 'b1'], /no service is called "wob"\. There are: web, strict, ping\./],
     [['drain', 'web', 'b9'], /web has no backend "b9"\. It has b1, b2, b3\./],
     [['undrain', 'web', '10.2.0.99'], /web has no backend "10\.2\.0\.99"/],
   ] as const) {

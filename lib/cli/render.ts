@@ -15,8 +15,7 @@ export function renderTable(head: readonly string[], rows: readonly (readonly Ce
   return `${[head, ...rows].map(line).join('\n')}\n`;
 }
 
-/** @param nowMs since the epoch */
-export function renderServices(services: readonly ServiceView[], nowMs: number): string {
+export function renderServices(services: readonly ServiceView[]): string {
   if (services.length === 0) return 'no services\n';
   const rows = services.flatMap(({ name, address, port, protocol, algorithm, mode, removed, backends }) => {
     const how = `${algorithm} ${mode}${removed ? ', removed' : ''}`;
@@ -38,7 +37,7 @@ export function renderServices(services: readonly ServiceView[], nowMs: number):
     ['SERVICE', 'VIP', 'HOW', 'BACKEND', 'ADDRESS', 'WEIGHT', 'STATE', 'FLOWS', 'OPENED', 'BYTES IN', 'BYTES OUT'],
     rows,
   );
-  const health = services.flatMap(({ name, backends }) => healthRows(name, backends, nowMs));
+  const health = services.flatMap(({ name, backends }) => healthRows(name, backends));
   if (health.length === 0) return table;
   return `${table}\n${renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)}`;
 }
@@ -50,14 +49,14 @@ function sayState({ removed, state, drainedBy, takesNew }: BackendView): string 
 }
 
 /** Of the backends that there is something to say of: checks, or SYNs that came to nothing. */
-function healthRows(service: string, backends: readonly BackendView[], nowMs: number): Cell[][] {
+function healthRows(service: string, backends: readonly BackendView[]): Cell[][] {
   return backends
     .filter(({ health, signals }) => health !== null || signals.refused + signals.unanswered > 0)
     .map(({ name, health, signals: { refused, unanswered } }) => {
       if (health === null) return [service, name, '-', '', unanswered, refused, ''];
-      const { state, since, reason, last } = health;
+      const { state, seconds, reason, last } = health;
       const found = state === 'down' && last !== reason ? `${last} (down for: ${reason})` : last;
-      return [service, name, state, sayDuration((nowMs - Date.parse(since)) / 1000), unanswered, refused, found];
+      return [service, name, state, sayDuration(seconds), unanswered, refused, found];
     });
 }
 

@@ -25,12 +25,12 @@ export async function status({ socket, output }: SocketOptions & { output: Forma
   const view = await callJson<StatusView>({ socket, path: '/v1/status' });
   if (output === 'json') return printJson(view);
   const services = await callJson<ServiceView[]>({ socket, path: '/v1/services' });
-  await print(`${renderStatus(view)}\n${renderServices(services, Date.now())}`);
+  await print(`${renderStatus(view)}\n${renderServices(services)}`);
 }
 
 export async function services({ socket, output }: SocketOptions & { output: Format }): Promise<void> {
   const views = await callJson<ServiceView[]>({ socket, path: '/v1/services' });
-  await (output === 'json' ? printJson(views) : print(renderServices(views, Date.now())));
+  await (output === 'json' ? printJson(views) : print(renderServices(views)));
 }
 
 export async function reload({ socket, output }: SocketOptions & { output: Format }): Promise<void> {

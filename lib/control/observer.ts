@@ -337,8 +337,8 @@ export class Observer implements RunningWeir {
   }
 }
 
-function healthView({ isUp, since, reason, last }: BackendHealth): HealthView {
-  return { state: isUp ? 'up' : 'down', since: since.toISOString(), reason, last };
+function healthView({ isUp, forMs, reason, last }: BackendHealth): HealthView {
+  return { state: isUp ? 'up' : 'down', seconds: forMs / 1000, reason, last };
 }
 
 function tableView(reader: TableReader, entries: number, states: Float64Array): TableView {

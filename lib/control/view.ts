@@ -121,7 +121,8 @@ export interface BackendView {
 export interface HealthView {
   /** `up` also before it was first seen to fail. */
   readonly state: 'up' | 'down';
-  readonly since: string;
+  /** For how long. */
+  readonly seconds: number;
   /** The finding that made it so. */
   readonly reason: string;
   /** What the last probe found. */

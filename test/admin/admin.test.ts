@@ -12,7 +12,7 @@ import { WeirError } from '../../lib/base/errors.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
 import { backend, FakeWeir, importView } from '../support/fake-weir.js';
 
-const HEALTH = { since: '2026-01-02T03:04:05.000Z', reason: 'connection refused', last: 'connected' } as const;
+const HEALTH = { seconds: 61, reason: 'connection refused', last: 'connected' } as const;
 
 /** The series of a scrape: name and labels to value. */
 function series(text: string): Map<string, number> {

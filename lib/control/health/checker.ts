@@ -24,10 +24,10 @@ export interface CheckerParts {
   readonly onChange: () => void;
 }
 
-/** A backend's health, for people; `since` by the wall clock. */
+/** A backend's health, for people. */
 export interface BackendHealth {
   readonly isUp: boolean;
-  readonly since: Date;
+  readonly forMs: number;
   readonly reason: string;
   readonly last: string;
 }
@@ -36,8 +36,6 @@ export interface BackendHealth {
 export class HealthChecker {
   readonly #parts: CheckerParts;
   readonly #schedule: CheckSchedule;
-  /** The wall clock less the checks' own, as it was at the start: a step of the former moves no point in time. */
-  readonly #wallMs: number;
   /** Ends the probes under way. */
   readonly #cancels = new Set<() => void>();
   /** What was said of probes that cannot be made: once is enough. */
@@ -49,7 +47,6 @@ export class HealthChecker {
   constructor(parts: CheckerParts) {
     this.#parts = parts;
     this.#schedule = new CheckSchedule(parts.random);
-    this.#wallMs = Date.now() - parts.clock.nowMs();
   }
 
   /** Checks these from now on, and no others. */
@@ -68,7 +65,7 @@ export class HealthChecker {
     const standing = this.#schedule.standing(backend);
     if (standing === undefined) return undefined;
     const { isUp, sinceMs, reason, last } = standing;
-    return { isUp, since: new Date(this.#wallMs + sinceMs), reason, last };
+    return { isUp, forMs: this.#parts.clock.nowMs() - sinceMs, reason, last };
   }
 
   /** Ends all probes; nothing is told from then on. */

@@ -53,6 +53,8 @@ t.test('every dependency is documented, with its licence', async (t) => {
   const declared = Object.keys({ ...dependencies, ...devDependencies, ...optionalDependencies });
   t.strictSame(rows.map(({ name }) => name).sort(), declared.sort());
   for (const { name, licence } of rows) {
+    // What needs a compiler may have been left out.
+    if (name in optionalDependencies && !existsSync(pathOf(`node_modules/${name}`))) continue;
     t.equal(licence, JSON.parse(read(`node_modules/${name}/package.json`)).license, `${name} is under ${licence}`);
   }
 });

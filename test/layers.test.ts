@@ -102,7 +102,7 @@ t.test('system calls have one home', async (t) => {
 });
 
 t.test('the wall clock is shown, and nothing is measured by it: a step changes nothing', async (t) => {
-  const shown = ['control', 'admin'];
+  const shown = ['control', 'admin', 'cli'];
   for (const { name, text } of files) {
     const code = codeOf(text);
     // Events of the data path's clock are shown by the time of day, a step of which is followed.

@@ -32,6 +32,8 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
   { method: 'POST', path: '/v1/ct/import', isPublic: false, takesBody: true, answer: importFlows },
   { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
+  { method: 'POST', path: '/v1/drain', isPublic: false, answer: (context, weir) => setDrained(context, weir, true) },
+  { method: 'POST', path: '/v1/undrain', isPublic: false, answer: (context, weir) => setDrained(context, weir, false) },
   { method: 'POST', path: '/v1/reload', isPublic: false, answer: reload },
 ];
 
@@ -106,6 +108,12 @@ async function importFlows(context: Context, weir: RunningWeir): Promise<Respons
 
 async function flushFlows(context: Context, weir: RunningWeir): Promise<Response> {
   return context.json(await weir.flush(queryOf(context, FILTER_KEYS)));
+}
+
+async function setDrained(context: Context, weir: RunningWeir, isDrained: boolean): Promise<Response> {
+  const { service, backend } = queryOf(context, ['service', 'backend']);
+  if (!service || !backend) throw new WeirError('USAGE', 'a parameter is missing', 'Give service and backend.');
+  return context.json(await weir.setDrained(service, backend, isDrained));
 }
 
 async function reload(context: Context, weir: RunningWeir): Promise<Response> {

@@ -101,6 +101,18 @@ const GAUGES: readonly Metric[] = [
     samples: (overview) => eachBackend(overview, ({ flows }) => flows),
   },
   {
+    name: 'weir_backend_up',
+    help: 'Whether a backend is up by its health checks (1, also without checks) or down (0).',
+    labels: ['service', 'backend'],
+    samples: (overview) => eachBackend(configured(overview), ({ health }) => (health?.state === 'down' ? 0 : 1)),
+  },
+  {
+    name: 'weir_backend_takes_new',
+    help: 'Whether new connections go to a backend (1), or it is draining, or down while others are up (0).',
+    labels: ['service', 'backend'],
+    samples: (overview) => eachBackend(configured(overview), ({ takesNew }) => (takesNew ? 1 : 0)),
+  },
+  {
     name: 'weir_config_last_reload_success',
     help: 'Whether the configuration file was taken the last time it was read (1) or refused (0).',
     samples: ({ status: { config } }) => [[{}, config.lastReload.success ? 1 : 0]],
@@ -135,6 +147,18 @@ const COUNTERS: readonly Metric[] = [
     help: 'Connections begun, by backend.',
     labels: ['service', 'backend'],
     samples: (overview) => eachBackend(overview, ({ connections }) => connections),
+  },
+  {
+    name: 'weir_backend_refused_syns_total',
+    help: 'SYNs a backend answered with an RST.',
+    labels: ['service', 'backend'],
+    samples: (overview) => eachBackend(overview, ({ signals }) => signals.refused),
+  },
+  {
+    name: 'weir_backend_unanswered_syns_total',
+    help: 'Connections that ended before the backend had answered their SYN.',
+    labels: ['service', 'backend'],
+    samples: (overview) => eachBackend(overview, ({ signals }) => signals.unanswered),
   },
   {
     name: 'weir_drops_total',
@@ -232,6 +256,15 @@ const COUNTERS: readonly Metric[] = [
 ];
 
 type Backend = Overview['services'][number]['backends'][number];
+
+/** Without what left the file: two of one name would add up. */
+function configured({ services, ...rest }: Overview): Overview {
+  const kept = services.filter(({ removed }) => !removed);
+  return {
+    ...rest,
+    services: kept.map((each) => ({ ...each, backends: each.backends.filter(({ removed }) => !removed) })),
+  };
+}
 
 function eachBackend({ services }: Overview, value: (backend: Backend) => number): Sample[] {
   return services.flatMap((service) =>

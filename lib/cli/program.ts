@@ -129,6 +129,19 @@ function addRunningCommands(program: Command): void {
   withSocket(command(program, 'services', 'List services and backends, with what they carry.', 'services'))
     .addOption(table())
     .action(async (options) => (await running()).services(options));
+  for (const [name, description] of [
+    [
+      'drain',
+      'Take new connections from a backend; those it has go on. Lasts until the file says something else of it.',
+    ],
+    ['undrain', 'End a drain by command.'],
+  ] as const) {
+    withSocket(command(program, name, description, `${name} web b1`))
+      .argument('<service>', 'name of the service')
+      .argument('<backend>', 'its name, address or address:port')
+      .addOption(table())
+      .action(async (service, backend, options) => (await running()).drain(name, service, backend, options));
+  }
   withSocket(command(program, 'reload', 'Have a running weir read its file again.', 'reload'))
     .addOption(table())
     .action(async (options) => (await running()).reload(options));

@@ -1,5 +1,6 @@
 import { REASON, REASON_MEANINGS, type ReasonName } from '../base/reasons.js';
-import type { ConntrackView, FlowEventView, ServiceView, StatusView } from '../control/view.js';
+import { plural } from '../control/summary.js';
+import type { BackendView, ConntrackView, DrainView, FlowEventView, ServiceView, StatusView } from '../control/view.js';
 
 type Cell = string | number;
 
@@ -25,17 +26,51 @@ export function renderServices(services: readonly ServiceView[]): string {
       backend.name,
       `${backend.address}:${backend.port}`,
       backend.weight,
-      backend.removed ? 'removed' : backend.state,
+      sayState(backend),
       backend.flows,
       backend.connections,
       backend.bytes.original,
       backend.bytes.reply,
     ]);
   });
-  return renderTable(
+  const table = renderTable(
     ['SERVICE', 'VIP', 'HOW', 'BACKEND', 'ADDRESS', 'WEIGHT', 'STATE', 'FLOWS', 'OPENED', 'BYTES IN', 'BYTES OUT'],
     rows,
   );
+  const health = services.flatMap(({ name, backends }) => healthRows(name, backends));
+  if (health.length === 0) return table;
+  return `${table}\n${renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)}`;
+}
+
+function sayState({ removed, state, drainedBy, takesNew }: BackendView): string {
+  if (removed) return 'removed';
+  if (drainedBy === 'command') return 'draining (by command)';
+  return state === 'down' && takesNew ? 'down (used: all are)' : state;
+}
+
+/** Of the backends that there is something to say of: checks, or SYNs that came to nothing. */
+function healthRows(service: string, backends: readonly BackendView[]): Cell[][] {
+  return backends
+    .filter(({ health, signals }) => health !== null || signals.refused + signals.unanswered > 0)
+    .map(({ name, health, signals: { refused, unanswered } }) => {
+      if (health === null) return [service, name, '-', '', unanswered, refused, ''];
+      const { state, seconds, reason, last } = health;
+      const found = state === 'down' && last !== reason ? `${last} (down for: ${reason})` : last;
+      return [service, name, state, sayDuration(seconds), unanswered, refused, found];
+    });
+}
+
+export function renderDrain(view: DrainView): string {
+  const none = view.takers === 0 ? `no backend of ${view.service} takes new connections now\n` : '';
+  return `${sayDrain(view)}\n${none}`;
+}
+
+function sayDrain({ service, backend, drained, changed, takesNew, weight, flows }: DrainView): string {
+  const name = `${service}/${backend}`;
+  const before = changed ? '' : ', as before';
+  if (drained) return `${name} takes no new connections${before}; it has ${plural(flows, 'connection')}`;
+  if (takesNew) return `${name} takes new connections${changed ? ' again' : before}`;
+  return `${name} is not drained by command${before}, but ${weight === 0 ? 'its weight in the file is 0' : 'down'}`;
 }
 
 export function renderStatus({

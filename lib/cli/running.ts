@@ -1,10 +1,10 @@
 import { WeirError } from '../base/errors.js';
 import { stepBack } from '../control/priority.js';
 import { plural, sayCounts } from '../control/summary.js';
-import type { ConntrackView, FlushView, ReloadView, ServiceView, StatusView } from '../control/view.js';
+import type { ConntrackView, DrainView, FlushView, ReloadView, ServiceView, StatusView } from '../control/view.js';
 import { callJson, callStream } from './client.js';
 import { print, printJson } from './output.js';
-import { renderConntrack, renderServices, renderStatus } from './render.js';
+import { renderConntrack, renderDrain, renderServices, renderStatus } from './render.js';
 
 /** The commands that talk to a running weir. */
 
@@ -36,6 +36,17 @@ export async function services({ socket, output }: SocketOptions & { output: For
 export async function reload({ socket, output }: SocketOptions & { output: Format }): Promise<void> {
   const view = await callJson<ReloadView>({ socket, method: 'POST', path: '/v1/reload' });
   await (output === 'json' ? printJson(view) : print(`applied ${view.path}: ${sayCounts(view)}\n`));
+}
+
+export async function drain(
+  verb: 'drain' | 'undrain',
+  service: string,
+  backend: string,
+  { socket, output }: SocketOptions & { output: Format },
+): Promise<void> {
+  const query = { service, backend };
+  const view = await callJson<DrainView>({ socket, method: 'POST', path: `/v1/${verb}`, query });
+  await (output === 'json' ? printJson(view) : print(renderDrain(view)));
 }
 
 export async function ctList({ output, ...options }: FilterOptions & { output: string }): Promise<void> {

@@ -116,6 +116,8 @@ export interface ServiceConfig {
   readonly drainMs: number;
   readonly icmpEcho: boolean;
   readonly health: HealthConfig | null;
+  /** Whether backends that are all down take flows nevertheless. */
+  readonly allDown: 'reject' | 'use-all';
   readonly backends: readonly BackendConfig[];
 }
 
@@ -128,15 +130,25 @@ interface HealthTiming {
   readonly fall: number;
 }
 
+interface HealthPort {
+  /** `null`: the backend's own. */
+  readonly port: number | null;
+}
+
+export interface HttpHealth extends HealthTiming, HealthPort {
+  readonly type: 'http';
+  readonly path: string;
+  /** The Host header, or `null`: where the probe goes. */
+  readonly host: string | null;
+  readonly status: number;
+  /** What the answer's body must contain, or `null`: anything. */
+  readonly body: string | null;
+}
+
 export type HealthConfig =
-  | (HealthTiming & { readonly type: 'tcp' | 'icmp' })
-  | (HealthTiming & {
-      readonly type: 'http';
-      readonly path: string;
-      /** `null`: the backend's own port. */
-      readonly port: number | null;
-      readonly status: number;
-    });
+  | (HealthTiming & { readonly type: 'icmp' })
+  | (HealthTiming & HealthPort & { readonly type: 'tcp' })
+  | HttpHealth;
 
 export interface BackendConfig {
   /** Unique within its service; `address:port` when the file gives none. */

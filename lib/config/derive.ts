@@ -66,6 +66,8 @@ function deriveService(service: WrittenService): ServiceConfig {
     drainMs: toMs(service.drainTimeout),
     icmpEcho: service.icmpEcho,
     health: service.health === undefined ? null : deriveHealth(service.health),
+    // Without checks it takes a replay's timeline to say that a backend is down, and that is a fact.
+    allDown: service.allDown ?? (service.health === undefined ? 'reject' : 'use-all'),
     backends: service.backends.map(deriveBackend),
   };
 }
@@ -73,8 +75,11 @@ function deriveService(service: WrittenService): ServiceConfig {
 function deriveHealth(health: NonNullable<WrittenService['health']>): HealthConfig {
   const { rise, fall } = health;
   const timing = { intervalMs: toMs(health.interval), timeoutMs: toMs(health.timeout), rise, fall };
-  if (health.type !== 'http') return { type: health.type, ...timing };
-  return { type: 'http', path: health.path, port: health.port ?? null, status: health.status, ...timing };
+  if (health.type === 'icmp') return { type: 'icmp', ...timing };
+  const port = health.port ?? null;
+  if (health.type === 'tcp') return { type: 'tcp', port, ...timing };
+  const { path, host = null, status, body = null } = health;
+  return { type: 'http', port, path, host, status, body, ...timing };
 }
 
 function deriveBackend(backend: WrittenService['backends'][number]): BackendConfig {

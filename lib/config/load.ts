@@ -58,10 +58,11 @@ export function loadConfig(path: string): LoadResult {
 /**
  * Reads a file that must be right.
  *
+ * @param text what is in it, when that was read already
  * @throws WeirError CONFIG_UNREADABLE, or CONFIG_INVALID, whose message is one line per problem.
  */
-export function requireConfig(path: string): Config {
-  const { config, problems } = loadConfig(path);
+export function requireConfig(path: string, text = readConfigText(path)): Config {
+  const { config, problems } = parseConfig(text);
   if (config === null) {
     const lines = problems.map((problem) => formatProblem(path, problem));
     throw new WeirError(
@@ -97,7 +98,8 @@ function formatPath(path: readonly PropertyKey[]): string {
   return text;
 }
 
-function readConfigText(path: string): string {
+/** @throws WeirError CONFIG_UNREADABLE */
+export function readConfigText(path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {

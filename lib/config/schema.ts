@@ -29,6 +29,7 @@ const MAX_DURATION_MS = 8760 * HOUR_MS;
 const A_DURATION = 'a duration: whole numbers with the units h, m, s, ms, in this order, such as 90s or 2h13m20s';
 /** 2 GiB of records. */
 const MAX_ENTRIES = 1 << 24;
+const MAX_BODY_TEXT = 1024;
 /** A Maglev entry is the number of a backend in 16 bits. */
 const MAX_BACKENDS = 65535;
 
@@ -100,26 +101,41 @@ const timeouts = z.strictObject({
 const healthTiming = {
   interval: duration(1, MAX_INTERVAL_MS)
     .default('2s')
-    .describe('From the start of one probe to the start of the next.'),
+    .describe('From the start of one probe to the start of the next, up to a tenth less.'),
   timeout: duration(1, MAX_INTERVAL_MS).default('1s').describe('A probe without an answer after this long has failed.'),
   rise: integer(1, 1000).default(2).describe('Successes in a row that make a backend up.'),
   fall: integer(1, 1000).default(3).describe('Failures in a row that make a backend down.'),
 };
 
+const healthPort = port().optional().describe('Port of the probe; the backend’s own when absent. Not with type icmp.');
+
 const health = z.discriminatedUnion('type', [
-  z.strictObject({ type: z.literal('tcp').describe('Connect to the backend’s port.'), ...healthTiming }),
+  z.strictObject({ type: z.literal('tcp').describe('Connect to the port.'), port: healthPort, ...healthTiming }),
   z.strictObject({
     type: z.literal('http').describe('A GET request.'),
+    port: healthPort,
     path: text('URL path', (value) =>
       /^\/[\x21-\x7e]*$/.test(value) ? null : 'must be a URL path that starts with / and has no spaces',
     )
       .default('/')
       .describe('Path of the request, with its query if any. With type http only.'),
-    port: port().optional().describe('Port of the request; the backend’s own when absent. With type http only.'),
+    host: text('host or `host:port`', (value) =>
+      /^[\x21-\x2e\x30-\x7e]{1,255}$/.test(value) ? null : 'must be a host name, without spaces and slashes',
+    )
+      .optional()
+      .describe('The Host header; address and port of the probe when absent. With type http only.'),
     status: integer(100, 599).default(200).describe('The status of a success. With type http only.'),
+    body: text('text', (value) =>
+      value === '' || value.length > MAX_BODY_TEXT ? `must have 1 to ${MAX_BODY_TEXT} characters` : null,
+    )
+      .optional()
+      .describe('What the answer’s body must contain, in its first 64 KiB. With type http only.'),
     ...healthTiming,
   }),
-  z.strictObject({ type: z.literal('icmp').describe('An echo request.'), ...healthTiming }),
+  z.strictObject({
+    type: z.literal('icmp').describe('An echo request; needs the optional package raw-socket and CAP_NET_RAW.'),
+    ...healthTiming,
+  }),
 ]);
 
 const backend = z.strictObject({
@@ -182,6 +198,12 @@ const service = z.strictObject({
     .default(true)
     .describe('Answer echo requests to the VIP. One service with `true` is enough for a VIP that several share.'),
   health: health.optional().describe('Active health checks; without them every backend counts as up.'),
+  allDown: z
+    .enum(['reject', 'use-all'])
+    .optional()
+    .describe(
+      'While no backend is up: `use-all`, all with a weight take flows, since it is more likely the checks that fail; `reject`: none does, see `noBackend`. When absent, `use-all` for a service with `health`.',
+    ),
   backends: z.array(backend).max(MAX_BACKENDS).describe('May be empty, as `[]`.'),
 });
 

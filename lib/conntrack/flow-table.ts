@@ -4,7 +4,6 @@ import { RecordLists } from './lists.js';
 import {
   COUNT,
   checkTable,
-  EARLIEST,
   EARLIEST_SINCE,
   EVICTED_CLOSING,
   EVICTED_EXPIRED,
@@ -21,7 +20,6 @@ import {
   indexOffset,
   recordsOffset,
   SECRET,
-  SWEEP_CURSOR,
   type TableMemory,
 } from './memory.js';
 import {
@@ -35,6 +33,7 @@ import {
   COMMIT,
   CREATED,
   EXPIRES,
+  MARK_SYN_SEEN,
   MARKS,
   NEXT,
   ORIGINAL_PORTS,
@@ -45,11 +44,14 @@ import {
   REPLY_PORTS,
   RETURN,
   SERVICE,
+  STATE,
+  SYN_SENT,
   TX_END,
   TYPE,
   TYPE_SVC,
   VIP,
 } from './record.js';
+import { ExpirySweep } from './sweep.js';
 
 /**
  * The flow table: up to `capacity` records of one connection each, found by either of their two keys.
@@ -83,16 +85,7 @@ import {
  *
  * and otherwise fails: established records are never evicted.
  *
- * ## Finding what has expired
- *
- * There is no order by expiry: keeping one would cost every packet. A sweep goes round the table, SWEEP_RECORDS per insert
- * (tables of up to SMALL_TABLE records: all of it, so that an expired record is always found), and remembers the earliest
- * expiry it saw. While that has not come no sweep is needed, and a table full of live records refuses at once. The invariant:
- *
- *     no record expires before min(EARLIEST, EARLIEST_SINCE)
- *
- * EARLIEST is what the last full round saw; EARLIEST_SINCE the least of what this round saw and of all expiries set since
- * it began, which is why they are only set by `setExpiry`. Rejected: a timer wheel (two list moves a packet) and a heap.
+ * How expired ones are found is written in sweep.ts.
  *
  * One writer: the thread of the data path. Others attach with a TableReader, or watch what happens here by an EventReader.
  */
@@ -104,6 +97,10 @@ export class FlowTable {
   readonly bytes: Uint8Array;
   readonly halves: Uint16Array;
   readonly doubles: Float64Array;
+
+  /** Told the id of a backend that answered a SYN with an RST, or had not answered it when the record ended. */
+  onRefused: (backend: number) => void = ignore;
+  onUnanswered: (backend: number) => void = ignore;
 
   /** The doubles of the header: counters and the garbage collector's figures (memory.ts). */
   readonly figures: Float64Array;
@@ -118,7 +115,7 @@ export class FlowTable {
   readonly #shift: number;
   readonly #referenceBits: number;
   readonly #referenceMask: number;
-  readonly #sweepRecords: number;
+  readonly #sweep: ExpirySweep;
 
   /**
    * @param events where what happens to records is told; by default nobody can watch
@@ -145,7 +142,7 @@ export class FlowTable {
     this.#shift = shift;
     this.#referenceBits = 32 - Math.clz32(capacity * 2 + 1);
     this.#referenceMask = (1 << this.#referenceBits) - 1;
-    this.#sweepRecords = capacity <= SMALL_TABLE ? 2 * capacity : SWEEP_RECORDS;
+    this.#sweep = new ExpirySweep(this.#header, this.figures, this.doubles, capacity);
   }
 
   /** Records in use, with those that have expired and were not reaped yet. */
@@ -327,6 +324,9 @@ export class FlowTable {
       this.tell(EVENT_CLOSED, this.isExpired(record, nowMs) ? CAUSE_EXPIRED : cause, record, nowMs);
     }
     const word = record * RECORD_WORDS;
+    const isOpening = bytes[record * RECORD_BYTES + STATE] === SYN_SENT;
+    if (isOpening && bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_SEEN)
+      this.onUnanswered(words[word + BACKEND_ID]!);
     Atomics.store(words, word + COMMIT, 0);
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
     const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);
@@ -341,7 +341,7 @@ export class FlowTable {
     this.#header[COUNT]! -= 1;
   }
 
-  /** Sets when a record expires, ms. The only way to: the sweep relies on it. */
+  /** Sets when a record expires, ms. The only way to: the sweep relies on it (sweep.ts). */
   setExpiry(record: number, expiresMs: number): void {
     this.doubles[record * RECORD_DOUBLES + EXPIRES] = expiresMs;
     if (expiresMs < this.figures[EARLIEST_SINCE]!) this.figures[EARLIEST_SINCE] = expiresMs;
@@ -394,7 +394,7 @@ export class FlowTable {
 
   #evict(nowMs: number): boolean {
     let counter = EVICTED_EXPIRED;
-    let record = this.#sweep(nowMs);
+    let record = this.#sweep.next(nowMs);
     if (record < 0) {
       counter = EVICTED_CLOSING;
       record = this.#lists.leastWorth(CLASS_CLOSING, nowMs);
@@ -407,36 +407,6 @@ export class FlowTable {
     this.figures[counter]! += 1;
     this.remove(record, CAUSE_EVICTED, nowMs);
     return true;
-  }
-
-  /** Goes on with the search for an expired record in a full table; -1 when it finds none in its time. */
-  #sweep(nowMs: number): number {
-    const { doubles, figures } = this;
-    const header = this.#header;
-    let record = header[SWEEP_CURSOR]!;
-    for (let left = this.#sweepRecords; left > 0; left--) {
-      if (record === 0) {
-        const earliest = Math.min(figures[EARLIEST]!, figures[EARLIEST_SINCE]!);
-        if (earliest > nowMs) break;
-        figures[EARLIEST] = earliest;
-        figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
-      }
-      const expiresMs = doubles[record * RECORD_DOUBLES + EXPIRES]!;
-      const found = expiresMs <= nowMs ? record : -1;
-      if (found < 0 && expiresMs < figures[EARLIEST_SINCE]!) figures[EARLIEST_SINCE] = expiresMs;
-      record++;
-      if (record === this.capacity) {
-        record = 0;
-        figures[EARLIEST] = figures[EARLIEST_SINCE]!;
-        figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
-      }
-      if (found >= 0) {
-        header[SWEEP_CURSOR] = record;
-        return found;
-      }
-    }
-    header[SWEEP_CURSOR] = record;
-    return -1;
   }
 
   /** Puts a record into the index under its keys, into the list of its class, and counts it; false: no room near a home. */
@@ -490,8 +460,4 @@ export class FlowTable {
   }
 }
 
-/** Records a sweep looks at per insert into a full table: about 0.5 us. */
-const SWEEP_RECORDS = 128;
-
-/** Up to here a sweep goes through the whole table in one insert: about 15 us, once per expiry. */
-const SMALL_TABLE = 4096;
+function ignore(): void {}

@@ -1,6 +1,7 @@
 import { ACK, FIN, isOpeningSyn, RST, SYN } from '../wire/tcp.js';
 import type { FlowTable } from './flow-table.js';
 import {
+  BACKEND_ID,
   CLASS_CLOSING,
   CLASS_ESTABLISHED,
   CLASS_HALF_OPEN,
@@ -409,6 +410,7 @@ function trackReset(
     isPlausible = (tcpFlags & ACK) !== 0 && acknowledgesSyn(table, record, ack);
   }
   if (!isPlausible) return;
+  if (isReply && bytes[at + STATE] === SYN_SENT) table.onRefused(table.words[record * RECORD_WORDS + BACKEND_ID]!);
   bytes[at + STATE] = CLOSED;
   table.setClass(record, CLASS_CLOSING, nowMs);
   refreshTcp(table, record, nowMs, timeouts);

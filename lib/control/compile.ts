@@ -24,8 +24,10 @@ import { shared, sharedFrom } from './shared-arrays.js';
 
 /** What a snapshot is made of besides the configuration. */
 export interface CompileState {
-  /** Whether health checks let a backend have new flows. */
-  isUp(backendId: number): boolean;
+  /** Whether a backend of `service` is up, by its health. */
+  isUp(backendId: number, service: ServiceConfig): boolean;
+  /** Whether a command has taken new flows from a backend. By default none has. */
+  isDrained?(backendId: number): boolean;
   /** The data path's clock: removals count from here. */
   readonly nowMs: number;
   /** What this one replaces. */
@@ -75,7 +77,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
   const parts = config.services.map((service): Part => {
     const identity = identities.service(service);
     const backends = service.backends.map((backend) => ({ backend, identity: identities.backend(identity, backend) }));
-    return { service, identity, backends, choices: choicesOf(backends, state) };
+    return { service, identity, backends, choices: choicesOf(service, backends, state) };
   });
 
   const services = shared(Int32Array, identities.serviceRows * S.SERVICE_WORDS);
@@ -185,9 +187,11 @@ export function compile(config: Config, identities: Identities, state: CompileSt
 }
 
 /** The backends that take new flows, by identity: the order Maglev and the lots depend on. */
-function choicesOf(members: Part['backends'], state: CompileState): Choice[] {
-  return members
-    .filter(({ backend, identity }) => backend.weight > 0 && state.isUp(identity.id))
+function choicesOf(service: ServiceConfig, members: Part['backends'], state: CompileState): Choice[] {
+  const willing = members.filter(({ backend, identity }) => backend.weight > 0 && !state.isDrained?.(identity.id));
+  const up = willing.filter(({ identity }) => state.isUp(identity.id, service));
+  const taking = up.length === 0 && service.allDown === 'use-all' ? willing : up;
+  return taking
     .map(({ backend: { weight }, identity: { id, address, port } }) => ({ id, address, port, weight }))
     .sort(compareIdentity);
 }

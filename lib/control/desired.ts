@@ -1,8 +1,8 @@
-import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
+import type { BackendConfig, Config, HealthConfig, ServiceConfig } from '../config/config.js';
 import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
 import { formatIpv4 } from '../wire/address.js';
-import { type Compiled, compile } from './compile.js';
+import { type Compiled, compile, type Predecessor } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
 import { type NetworkNeeds, networkNeeds, type ReturnEndpoint } from './network-plan.js';
 import type { Survivors } from './survivors.js';
@@ -14,8 +14,12 @@ export interface Earlier {
 }
 
 /**
- * What weir is to do: a configuration, the ids its parts have, and the snapshot made of them. A new configuration is first
- * a `Proposal`; nothing changes until it is taken. What left the file is remembered as long as flows need it (`forget`).
+ * What weir is to do: a configuration, the ids its parts have, what health checks and commands say of its backends, and the
+ * snapshot made of all that. A new one is first a `Proposal`; nothing changes until it is taken. What left the file is remembered
+ * as long as flows need it (`forget`).
+ *
+ * A backend drained by command counts as one of weight 0, until a command ends that, or the file does: by giving the backend
+ * another weight, or by leaving it out.
  */
 export class Desired {
   readonly identities: Identities;
@@ -23,26 +27,27 @@ export class Desired {
   learned: readonly ReturnEndpoint[];
   #config: Config;
   #compiled: Compiled;
-  #isUp: (backendId: number) => boolean;
+  readonly #isUp: (backend: BackendIdentity) => boolean;
+  /** Drained by command; with the weight they had in the file then. */
+  #drained: Drained = new Map();
 
   /**
    * @param nowMs the data path's clock
    * @param earlier what an earlier run has left: its connections, and of a node the endpoints it had learned (the first snapshot has
    *   no endpoint at all as led in, since the kernel's rules come later)
-   * @param isUp whether a backend may have new flows, by its health
+   * @param isUp whether a backend is up, by its health; asked about those only that are checked
    */
   constructor(
     config: Config,
     nowMs: number,
     { survivors, learned = [] }: Earlier = {},
-    isUp: (backendId: number) => boolean = () => true,
+    isUp: (backend: BackendIdentity) => boolean = () => true,
   ) {
     this.#config = config;
     this.#isUp = isUp;
     this.learned = learned;
     this.identities = survivors?.identities ?? new Identities();
-    const previous = survivors === undefined ? {} : { previous: survivors.previous };
-    this.#compiled = compile(config, this.identities, { isUp, nowMs, ...previous, ...this.#ledIn(config, []) });
+    this.#compiled = this.#compile(config, nowMs, this.#drained, survivors?.previous, []);
   }
 
   get config(): Config {
@@ -53,22 +58,48 @@ export class Desired {
     return this.#compiled.snapshot;
   }
 
+  /** @param config the one in use when something else has changed */
   propose(config: Config, nowMs: number): Proposal {
-    const ledIn = this.#ledIn(config, [...networkNeeds(config).endpoints, ...this.learned]);
-    return {
-      config,
-      compiled: compile(config, this.identities, { isUp: this.#isUp, nowMs, previous: this.#compiled, ...ledIn }),
-    };
+    const drained = this.#stillDrained(config);
+    const ledIn = [...networkNeeds(config).endpoints, ...this.learned];
+    return { config, drained, compiled: this.#compile(config, nowMs, drained, this.#compiled, ledIn) };
   }
 
-  /** Where somebody else sees to the network, a node does not know and does not ask. */
-  #ledIn({ role, network }: Config, ledIn: readonly ReturnEndpoint[]): { ledIn?: readonly ReturnEndpoint[] } {
-    return role === 'node' && network.manage ? { ledIn } : {};
-  }
-
-  take({ config, compiled }: Proposal): void {
+  take({ config, drained, compiled }: Proposal): void {
     this.#config = config;
+    this.#drained = drained;
     this.#compiled = compiled;
+  }
+
+  isDrained(backend: BackendIdentity): boolean {
+    return this.#drained.has(backend);
+  }
+
+  /** Drained backends that a proposal gives back, since the file says something else of them. */
+  releasedBy({ drained }: Proposal): BackendIdentity[] {
+    return [...this.#drained.keys()].filter((backend) => !drained.has(backend));
+  }
+
+  /** What a command says of a configured backend. Shows in the next proposal. */
+  setDrained(backend: BackendIdentity, weight: number, isDrained: boolean): void {
+    const drained = new Map(this.#drained);
+    if (isDrained) drained.set(backend, weight);
+    else drained.delete(backend);
+    this.#drained = drained;
+  }
+
+  /** The configured backends that are to be checked. */
+  checked(): { service: ServiceIdentity; backend: BackendIdentity; check: HealthConfig }[] {
+    return this.#config.services.flatMap((service) => {
+      const { health } = service;
+      if (health === null) return [];
+      const identity = this.identities.service(service);
+      return service.backends.map((backend) => ({
+        service: identity,
+        backend: this.identities.backend(identity, backend),
+        check: health,
+      }));
+    });
   }
 
   /** Services of the last snapshot that are not in the file. */
@@ -158,10 +189,44 @@ export class Desired {
       return { service, id: identity.id, backends };
     });
   }
+
+  /** @param ledIn of a node; where somebody else sees to the network, it does not know and does not ask */
+  #compile(
+    config: Config,
+    nowMs: number,
+    drained: Drained,
+    previous: Predecessor | undefined,
+    ledIn: readonly ReturnEndpoint[],
+  ): Compiled {
+    const identityOf = (id: number): BackendIdentity => this.identities.backendById(id)!;
+    return compile(config, this.identities, {
+      isUp: (id, { health }) => health === null || this.#isUp(identityOf(id)),
+      isDrained: (id) => drained.has(identityOf(id)),
+      nowMs,
+      ...(previous === undefined ? {} : { previous }),
+      ...(config.role === 'node' && config.network.manage ? { ledIn } : {}),
+    });
+  }
+
+  #stillDrained(config: Config): Drained {
+    const drained = new Map<BackendIdentity, number>();
+    if (this.#drained.size === 0) return drained;
+    for (const service of config.services) {
+      const identity = this.identities.service(service);
+      for (const backend of service.backends) {
+        const member = this.identities.backend(identity, backend);
+        if (this.#drained.get(member) === backend.weight) drained.set(member, backend.weight);
+      }
+    }
+    return drained;
+  }
 }
 
-/** A configuration that could be used next. */
+type Drained = ReadonlyMap<BackendIdentity, number>;
+
+/** What could be used next. */
 export interface Proposal {
   readonly config: Config;
+  readonly drained: Drained;
   readonly compiled: Compiled;
 }

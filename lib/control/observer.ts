@@ -14,10 +14,12 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import { type Census, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
+import { noSuchService } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { FlowImport } from './flow-import.js';
 import { type FlowFilter, filterMistake, listFlows, matchRecords, protocolName } from './flows.js';
+import type { BackendHealth, HealthChecker } from './health/checker.js';
 import type { BackendIdentity, ServiceIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
@@ -27,7 +29,9 @@ import type {
   BackendView,
   ConfigView,
   ConntrackView,
+  DrainView,
   FlushView,
+  HealthView,
   ImportView,
   NodeView,
   Overview,
@@ -53,12 +57,13 @@ export interface ObserverParts {
   readonly path: DataPath;
   readonly clock: Clock;
   readonly reloader: Reloader;
+  readonly checker: HealthChecker;
   readonly log: EventLog;
 }
 
 /**
  * What the admin API sees of a running weir. Everything is read from memory that the data path writes, at the moment of the
- * question and without stopping it; only `flush`, `importFlows` and `reload` ask it for something.
+ * question and without stopping it; only `flush`, `importFlows`, `setDrained` and `reload` ask it for something.
  */
 export class Observer implements RunningWeir {
   readonly #parts: ObserverParts;
@@ -131,6 +136,15 @@ export class Observer implements RunningWeir {
     return flows.view;
   }
 
+  async setDrained(service: string, backend: string, isDrained: boolean): Promise<DrainView> {
+    const { name, weight, changed } = await this.#parts.reloader.setDrained(service, backend, isDrained);
+    const members = this.services().find((each) => each.name === service && !each.removed)?.backends ?? [];
+    const member = members.find((each) => each.name === name && !each.removed);
+    const { takesNew = false, flows = 0 } = member ?? {};
+    const takers = members.filter((each) => each.takesNew).length;
+    return { service, backend: name, drained: isDrained, changed, takesNew, weight, flows, takers };
+  }
+
   reload(): Promise<ReloadView> {
     return this.#parts.reloader.reload();
   }
@@ -161,12 +175,7 @@ export class Observer implements RunningWeir {
     if (service === undefined) return;
     const names = new Set([...this.#parts.desired.configured().map((each) => each.service.name)]);
     for (const { name } of this.#parts.desired.removedServices()) names.add(name);
-    if (names.has(service)) return;
-    throw new WeirError(
-      'USAGE',
-      `no service is called "${service}"`,
-      `There are: ${[...names].slice(0, 10).join(', ')}.`,
-    );
+    if (!names.has(service)) throw noSuchService(service, [...names]);
   }
 
   #census(): Census {
@@ -219,7 +228,7 @@ export class Observer implements RunningWeir {
     const { success, at, message } = reloader.last;
     return {
       path: reloader.configPath,
-      version: desired.snapshot.version,
+      version: reloader.version,
       ...countParts(desired.config),
       appliedAt: reloader.appliedAt.toISOString(),
       ageSeconds: seconds(clock.nowMs() - reloader.appliedMs),
@@ -250,12 +259,7 @@ export class Observer implements RunningWeir {
     const removed = desired.removedBackends();
     const views = desired.configured().map(({ service, id, backends }): ServiceView => {
       const configured = backends.map(({ backend, id }) =>
-        this.#backend(
-          { id, name: backend.name, address: backend.address.word, port: backend.port },
-          backend.weight,
-          false,
-          flows,
-        ),
+        this.#backend(desired.identities.backendById(id)!, backend.weight, false, flows),
       );
       return {
         name: service.name,
@@ -290,21 +294,24 @@ export class Observer implements RunningWeir {
     return removed.filter((each) => each.service === service).map((each) => this.#backend(each, 0, true, flows));
   }
 
-  #backend(
-    { id, name, address, port }: Pick<BackendIdentity, 'id' | 'name' | 'address' | 'port'>,
-    weight: number,
-    removed: boolean,
-    flows: Float64Array,
-  ): BackendView {
-    const { counters } = this.#parts.desired.snapshot;
+  #backend(identity: BackendIdentity, weight: number, removed: boolean, flows: Float64Array): BackendView {
+    const { desired, checker } = this.#parts;
+    const { id, name, address, port } = identity;
+    const { counters, backends } = desired.snapshot;
     const row = id * S.COUNTER_ROWS;
+    const health = checker.healthOf(identity);
+    const drainedBy = removed ? 'removal' : weight === 0 ? 'weight' : desired.isDrained(identity) ? 'command' : null;
     return {
       name,
       address: formatIpv4(address),
       port,
       weight,
-      state: weight > 0 ? 'active' : 'draining',
+      state: drainedBy !== null ? 'draining' : health?.isUp === false ? 'down' : 'active',
+      drainedBy,
+      takesNew: (backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW) !== 0,
       removed,
+      health: health === undefined ? null : healthView(health),
+      signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
       connections: counters[row + S.COUNTER_CONNECTIONS]!,
       flows: flows[id] ?? 0,
       packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
@@ -328,6 +335,10 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
+}
+
+function healthView({ isUp, forMs, reason, last }: BackendHealth): HealthView {
+  return { state: isUp ? 'up' : 'down', seconds: forMs / 1000, reason, last };
 }
 
 function tableView(reader: TableReader, entries: number, states: Float64Array): TableView {

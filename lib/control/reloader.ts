@@ -1,11 +1,15 @@
+import { createHash } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
-import { formatProblem, loadConfig, type Problem } from '../config/load.js';
+import { formatProblem, type Problem, parseConfig, readConfigText } from '../config/load.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
 import { takeCensus } from './census.js';
 import type { Desired } from './desired.js';
+import { findBackend, type NamedMember } from './find-backend.js';
+import type { BackendIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
 import type { ReturnEndpoint } from './network-plan.js';
@@ -14,23 +18,28 @@ import { countParts, plural, sayCounts } from './summary.js';
 import type { ReloadView } from './view.js';
 
 /**
- * Changes of the configuration while packets flow. All or nothing:
+ * Changes while packets flow, one after the other. Of the configuration, all or nothing:
  *
  *     read, judge whole -> compile -> kernel (additions and what old flows need) -> publish -> forget what no flow uses
  *
- * A failure before `publish` leaves everything as it was; the kernel is led back. Reloads are made one after the other.
+ * A failure before `publish` leaves everything as it was; the kernel is led back. Of health and drains, from the configuration in
+ * use: compile -> publish. As many of these as come while one is made, or in the pause after it, are one.
  *
  * Backends and services that left the file keep their ids, and the kernel its rules for them, while connections use them.
  * That is looked at after each reload, and every SWEEP_MS as long as there are any.
  */
 export interface ReloaderParts {
   readonly configPath: string;
+  /** What was in the file at the start. */
+  readonly configText: string;
   readonly desired: Desired;
   readonly path: DataPath;
   readonly network: NetworkSetup;
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly clock: Clock;
   readonly log: EventLog;
+  /** Another configuration is in use. */
+  readonly onApplied?: () => void;
 }
 
 /** What became of the last file that was read. */
@@ -56,11 +65,27 @@ export class RefusedConfig extends WeirError {
 
 const SWEEP_MS = 10_000;
 
+/** From one change of health to the next: at least this, and PAUSE_FACTOR times what the last one took. */
+const PAUSE_MS = 100;
+const PAUSE_FACTOR = 3;
+
+/** What is in the file, or why that cannot be read. Where nothing has changed, the fingerprints are equal. */
+interface Reading {
+  readonly fingerprint: string;
+  readonly text: string | WeirError;
+}
+
 export class Reloader {
   readonly #parts: ReloaderParts;
   #queue: Promise<unknown> = Promise.resolve();
   #sweepTimer: NodeJS.Timeout | undefined;
   #isClosed = false;
+  readonly #closing = new AbortController();
+  #refresh: Promise<void> | undefined;
+  #refreshNotBeforeMs = 0;
+  /** The fingerprint of what was last read. */
+  #seen: string;
+  #version = 1;
   #appliedAt = new Date();
   #appliedMs: number;
   #last: LastReload;
@@ -69,12 +94,18 @@ export class Reloader {
     this.#parts = parts;
     this.#appliedMs = parts.clock.nowMs();
     this.#last = { success: true, at: this.#appliedAt, message: 'start' };
+    this.#seen = fingerprintOf(parts.configText);
     // Connections of an earlier run may need what the file no longer has.
     this.#queue = this.#sweepLater();
   }
 
   get configPath(): string {
     return this.#parts.configPath;
+  }
+
+  /** Of the configuration in use: 1 for that of the start, one more with each that is applied. */
+  get version(): number {
+    return this.#version;
   }
 
   /** Since when the configuration in use is in use. */
@@ -93,23 +124,41 @@ export class Reloader {
 
   /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
   reload(): Promise<ReloadView> {
+    return this.inTurn(() => this.#load(this.#read()));
+  }
+
+  /** Reloads if the file is not what was last read, taken or refused. A refusal is logged, and no more. */
+  async reloadIfChanged(): Promise<void> {
+    await this.inTurn(async () => {
+      const reading = this.#read();
+      if (reading.fingerprint !== this.#seen) await this.#load(reading);
+    }).catch(() => {});
+  }
+
+  /** Puts changes of health to use, those that come close together as one. */
+  refreshHealth(): Promise<void> {
+    this.#refresh ??= this.#refreshSoon();
+    return this.#refresh;
+  }
+
+  /**
+   * Drains a backend by command, or ends that.
+   *
+   * @returns the backend, and whether that changed anything
+   * @throws WeirError USAGE when the names mean nothing
+   */
+  setDrained(service: string, backend: string, isDrained: boolean): Promise<NamedMember & { changed: boolean }> {
     return this.inTurn(async () => {
-      try {
-        const view = await this.#apply();
-        this.#appliedAt = new Date();
-        this.#appliedMs = this.#parts.clock.nowMs();
-        this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
-        this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
-          services: view.services,
-          backends: view.backends,
-          removedBackends: view.removedBackends,
-          tookMs: view.tookMs,
-        });
-        return view;
-      } catch (error) {
-        this.#refused(error as Error);
-        throw error;
-      }
+      const { desired, log } = this.#parts;
+      const member = findBackend(desired, service, backend);
+      const changed = desired.isDrained(member.identity) !== isDrained;
+      if (!changed) return { ...member, changed };
+      desired.setDrained(member.identity, member.weight, isDrained);
+      await this.#publish();
+      const fields = { service, backend: member.name };
+      if (isDrained) log.info('drain-begun', `${service}/${member.name} is drained by command`, fields);
+      else log.info('drain-ended', `${service}/${member.name} is no longer drained, by command`, fields);
+      return { ...member, changed };
     });
   }
 
@@ -153,21 +202,56 @@ export class Reloader {
   /** Lets a reload under way finish and takes no more. */
   async close(): Promise<void> {
     this.#isClosed = true;
+    this.#closing.abort();
     clearTimeout(this.#sweepTimer);
     await this.#queue;
   }
 
-  async #apply(): Promise<ReloadView> {
-    const { configPath, desired, path, clock, log } = this.#parts;
+  #read(): Reading {
+    try {
+      const text = readConfigText(this.#parts.configPath);
+      return { fingerprint: fingerprintOf(text), text };
+    } catch (error) {
+      return { fingerprint: (error as WeirError).message, text: error as WeirError };
+    }
+  }
+
+  async #load({ fingerprint, text }: Reading): Promise<ReloadView> {
+    this.#seen = fingerprint;
+    try {
+      if (typeof text !== 'string') throw text;
+      const view = await this.#apply(text);
+      this.#version++;
+      this.#appliedAt = new Date();
+      this.#appliedMs = this.#parts.clock.nowMs();
+      this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
+      this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
+        services: view.services,
+        backends: view.backends,
+        removedBackends: view.removedBackends,
+        tookMs: view.tookMs,
+      });
+      return view;
+    } catch (error) {
+      this.#refused(error as Error);
+      throw error;
+    }
+  }
+
+  async #apply(text: string): Promise<ReloadView> {
+    const { configPath, desired, path, clock, log, onApplied } = this.#parts;
     const beganMs = performance.now();
-    const { config, problems } = loadConfig(configPath);
+    const { config, problems } = parseConfig(text);
     if (config === null) throw new RefusedConfig(configPath, problems);
     requireReloadable(desired.config, config);
     const proposal = desired.propose(config, clock.nowMs());
     const report = await this.#changeNetwork(config, proposal.compiled);
     logNetwork(log, config, report);
     await path.publish(proposal.compiled.snapshot);
+    const released = desired.releasedBy(proposal);
     desired.take(proposal);
+    onApplied?.();
+    this.#tellReleased(released);
     const commands = [...report.commands, ...(await this.#sweep())];
     return {
       path: configPath,
@@ -176,6 +260,32 @@ export class Reloader {
       commands,
       tookMs: Math.round(performance.now() - beganMs),
     };
+  }
+
+  #tellReleased(released: readonly BackendIdentity[]): void {
+    const { desired, log } = this.#parts;
+    for (const { service: id, name: backend } of released) {
+      const service = desired.identities.serviceName(id);
+      log.info('drain-ended', `${service}/${backend} is no longer drained by command: the file has changed it`, {
+        service,
+        backend,
+      });
+    }
+  }
+
+  async #refreshSoon(): Promise<void> {
+    const waitMs = Math.max(0, this.#refreshNotBeforeMs - performance.now());
+    const step = async (): Promise<void> => {
+      // What changes from here on needs another.
+      this.#refresh = undefined;
+      const beganMs = performance.now();
+      await this.#publish();
+      const endedMs = performance.now();
+      this.#refreshNotBeforeMs = endedMs + Math.max(PAUSE_MS, PAUSE_FACTOR * (endedMs - beganMs));
+    };
+    await sleep(waitMs, undefined, { signal: this.#closing.signal })
+      .then(() => this.inTurn(step))
+      .catch(() => {});
   }
 
   async #changeNetwork(config: Config, compiled: Parameters<Desired['retainedNeeds']>[0]): Promise<NetworkReport> {
@@ -240,6 +350,10 @@ export class Reloader {
     this.#queue = result.catch(() => {});
     return result;
   }
+}
+
+function fingerprintOf(text: string): string {
+  return createHash('sha256').update(text).digest('hex');
 }
 
 /** A line for what was done to the kernel, and one for each thing to know. */

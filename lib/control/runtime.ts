@@ -1,8 +1,10 @@
 import { closeSync } from 'node:fs';
+import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { LEARNED_ENDPOINTS } from '../base/limits.js';
+import { systemRandom } from '../base/random.js';
 import type { Config } from '../config/config.js';
-import { requireConfig } from '../config/load.js';
+import { readConfigText, requireConfig } from '../config/load.js';
 import { allocateEvents } from '../conntrack/events.js';
 import { allocateTable } from '../conntrack/memory.js';
 import { TableReader } from '../conntrack/table-reader.js';
@@ -11,8 +13,11 @@ import { bootClock } from '../io/boot-clock.js';
 import { openTun } from '../io/tun.js';
 import { openTunnelSocket } from '../io/tunnel-socket.js';
 import { probeSocket } from './admin-socket.js';
+import { ConfigWatch } from './config-watch.js';
 import { Desired } from './desired.js';
 import { EventFeed } from './event-feed.js';
+import { HealthChecker } from './health/checker.js';
+import { Prober } from './health/probe.js';
 import { LearnedEndpoints } from './learned.js';
 import type { EventLog } from './log.js';
 import { leftEndpoints, NetworkSetup } from './network.js';
@@ -28,7 +33,7 @@ import type { AdminEndpoint, AdminPlaces, RunningWeir } from './view.js';
  * A weir from start to stop. Every step of the start has its undoing, and the undoings run in reverse: at the stop, and as
  * far as the start had come when a step fails or a signal arrives in its middle.
  *
- *     configuration -> nobody else here? -> device -> (node: socket) -> tables -> data path -> network -> admin -> ready
+ *     configuration -> nobody else here? -> device -> (node: socket) -> tables -> data path -> network -> health -> admin -> ready
  *
  * The device is the lock: the kernel gives it to one process, so that nothing of a running weir is touched by a second. The
  * network comes after the data path and goes before it, so that no packet is led to where nobody reads; what a killed weir left
@@ -47,8 +52,11 @@ export interface RuntimeOptions {
 /** After this the process ends, whatever is still under way. */
 const STOP_MS = 1900;
 
+/** Of the health checks. A suspended machine finds its backends as it left them: time stands still meanwhile. */
+const CHECK_CLOCK: Clock = { nowMs: () => performance.now() };
+
 /**
- * Runs until SIGTERM or SIGINT, or until the data path fails. SIGHUP reads the configuration again.
+ * Runs until SIGTERM or SIGINT, or until the data path fails. SIGHUP reads the configuration again, and so does a change of its file.
  *
  * @returns the exit code: 0 after a signal, 1 after a failure.
  * @throws WeirError when the start fails; everything is undone by then.
@@ -112,10 +120,10 @@ class Runtime {
 
   async #start(beganMs: number): Promise<void> {
     const { configPath, version, log } = this.#options;
-    const config = requireConfig(configPath);
+    const configText = readConfigText(configPath);
+    const config = requireConfig(configPath, configText);
     const socket = this.#options.socket ?? config.admin.socket;
     log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
-    warnOfHealth(config, log);
     await refuseSecond(socket);
 
     const { name, offload, engine, mtu } = config.device;
@@ -131,8 +139,16 @@ class Runtime {
     const survivors = stateFile?.isResumed ? adoptSurvivors(tables) : undefined;
     const events = allocateEvents();
     const left = config.role === 'node' && config.network.manage ? await leftEndpoints(config) : [];
-    const desired = new Desired(config, clock.nowMs(), { survivors, learned: left.slice(0, LEARNED_ENDPOINTS) });
     const learned = new LearnedEndpoints();
+    const checker = new HealthChecker({
+      clock: CHECK_CLOCK,
+      random: systemRandom(),
+      prober: new Prober(),
+      log,
+      onChange: () => void this.#reloader?.refreshHealth(),
+    });
+    const earlier = { survivors, learned: left.slice(0, LEARNED_ENDPOINTS) };
+    const desired = new Desired(config, clock.nowMs(), earlier, (backend) => checker.isUp(backend));
     const path = await startDataPath({
       role: config.role,
       fd: tun.fd,
@@ -160,15 +176,22 @@ class Runtime {
     if (this.#isEnding) return;
 
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
-    const reloader = new Reloader({ configPath, desired, path, network, readers, clock, log });
+    const check = (): void => checker.configure(desired.checked());
+    const source = { configPath, configText, onApplied: check };
+    const reloader = new Reloader({ ...source, desired, path, network, readers, clock, log });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
     if (config.role === 'node') {
       this.#undo.push({ step: 'learned endpoints', run: () => learned.close() });
       await learned.begin({ desired, reloader, readers, clock, log });
     }
+    check();
+    this.#undo.push({ step: 'health checks', run: () => checker.close() });
+    const fileWatch = new ConfigWatch({ path: configPath, onChange: () => reloader.reloadIfChanged() });
+    this.#undo.push({ step: 'file watch', run: () => fileWatch.close() });
     const feed = new EventFeed(events, desired.identities, clock);
-    const observer = new Observer({ version, tun, tables, readers, events: feed, desired, path, clock, reloader, log });
+    const parts = { version, tun, tables, readers, events: feed, desired, path, clock, reloader, checker, log };
+    const observer = new Observer(parts);
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });
     this.#undo.push({ step: 'admin', run: () => admin.close() });
@@ -226,12 +249,4 @@ async function refuseSecond(socket: string): Promise<void> {
     `a running weir answers on ${socket}`,
     'Stop that one first, or give this one a socket (--socket) and a device.name of its own.',
   );
-}
-
-function warnOfHealth({ services }: Config, log: EventLog): void {
-  const checked = services.filter(({ health }) => health !== null).map(({ name }) => name);
-  if (checked.length === 0) return;
-  log.warn('health-not-checked', 'this build makes no health checks: every backend counts as up', {
-    services: checked,
-  });
 }

@@ -97,17 +97,43 @@ export interface BackendView {
   readonly name: string;
   readonly address: string;
   readonly port: number;
-  /** 0 for a removed one. */
+  /** In the file; 0 for a removed one. */
   readonly weight: number;
-  /** `active`: takes new connections; `draining`: weight 0, or removed and its flows are kept. */
-  readonly state: 'active' | 'draining';
+  /** `down`: its health checks fail; `draining`: it is to end what it has; `active`: neither. */
+  readonly state: 'active' | 'down' | 'draining';
+  /** What it drains by: weight 0 in the file, `weir drain`, or that it left the file and its flows are kept. */
+  readonly drainedBy: 'weight' | 'command' | 'removal' | null;
+  /** Whether new connections go to it: where all are down, `allDown` decides. */
+  readonly takesNew: boolean;
   readonly removed: boolean;
+  /** null: it is not checked. */
+  readonly health: HealthView | null;
+  /** What its TCP connections tell of it. */
+  readonly signals: SignalsView;
   /** Begun since the start. */
   readonly connections: number;
   /** Live now. */
   readonly flows: number;
   readonly packets: { readonly original: number; readonly reply: number };
   readonly bytes: { readonly original: number; readonly reply: number };
+}
+
+export interface HealthView {
+  /** `up` also before it was first seen to fail. */
+  readonly state: 'up' | 'down';
+  /** For how long. */
+  readonly seconds: number;
+  /** The finding that made it so. */
+  readonly reason: string;
+  /** What the last probe found. */
+  readonly last: string;
+}
+
+export interface SignalsView {
+  /** SYNs it answered with an RST. */
+  readonly refused: number;
+  /** Connections that ended before it had answered their SYN. */
+  readonly unanswered: number;
 }
 
 export interface ConntrackView {
@@ -152,6 +178,22 @@ export interface ReloadView {
   /** ip and sysctl commands that were executed. */
   readonly commands: readonly string[];
   readonly tookMs: number;
+}
+
+/** What came of `weir drain` or `weir undrain`. */
+export interface DrainView {
+  readonly service: string;
+  readonly backend: string;
+  readonly drained: boolean;
+  /** False: it was so before. */
+  readonly changed: boolean;
+  readonly takesNew: boolean;
+  /** In the file. */
+  readonly weight: number;
+  /** Its connections now. */
+  readonly flows: number;
+  /** Backends of the service that take new connections now. */
+  readonly takers: number;
 }
 
 export interface FlushView {
@@ -237,6 +279,12 @@ export interface RunningWeir {
    * @throws WeirError FLOWS_INVALID when it is none, or when `body` fails; what came before stays
    */
   importFlows(body: AsyncIterable<Uint8Array>): Promise<ImportView>;
+  /**
+   * Takes new connections from a backend, or gives them back; it is named as in a filter.
+   *
+   * @throws WeirError USAGE when the names mean nothing
+   */
+  setDrained(service: string, backend: string, isDrained: boolean): Promise<DrainView>;
   /** Reads the file again and applies it. @throws WeirError; the old configuration is then still in use */
   reload(): Promise<ReloadView>;
 }

@@ -15,11 +15,13 @@ import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import {
+  COUNTER_REFUSED,
   COUNTER_ROWS,
   COUNTER_RX_BYTES,
   COUNTER_RX_PACKETS,
   COUNTER_TX_BYTES,
   COUNTER_TX_PACKETS,
+  COUNTER_UNANSWERED,
   type Snapshot,
 } from './snapshot.js';
 import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
@@ -81,6 +83,8 @@ export class Core {
     this.errors = parts.errors;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
     this.affinityEntries = parts.affinityEntries;
+    this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
+    this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
   }
 
   /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */
@@ -267,6 +271,10 @@ export class Core {
     this.stats[STAT_TX_PACKETS]! += 1;
     this.stats[STAT_TX_BYTES]! += answer.length;
     this.output.transmit(this.packet.slot, answer.offset, answer.length);
+  }
+
+  #count(backend: number, counter: number): void {
+    this.snapshot.counters[backend * COUNTER_ROWS + counter]! += 1;
   }
 
   #settle(verdict: number, reason: number): void {

@@ -118,6 +118,7 @@ export class DataPath {
   /** Puts a snapshot to use; resolves when packets are handled by it. */
   publish(snapshot: Snapshot): Promise<void> {
     return new Promise((resolve) => {
+      if (this.#isEnding) return resolve();
       this.#applied.set(snapshot.version, resolve);
       this.#post({ type: 'snapshot', snapshot });
     });

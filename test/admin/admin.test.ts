@@ -12,6 +12,8 @@ import { WeirError } from '../../lib/base/errors.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
 import { backend, FakeWeir, importView } from '../support/fake-weir.js';
 
+const HEALTH = { seconds: 61, reason: 'connection refused', last: 'connected' } as const;
+
 /** The series of a scrape: name and labels to value. */
 function series(text: string): Map<string, number> {
   const lines = text.split('\n').filter((line) => line !== '' && !line.startsWith('#'));
@@ -30,6 +32,8 @@ t.test('what each address answers', async (t) => {
   t.strictSame(await json('/v1/ct/stats'), weir.conntrack());
   t.match(await json('/v1/reload', 'POST'), { path: '/etc/weir.yaml', services: 1 });
   t.strictSame(await json('/v1/ct/flush?backend=web/b1', 'POST'), { flushed: 5 });
+  t.match(await json('/v1/drain?service=web&backend=b1', 'POST'), { service: 'web', backend: 'b1', drained: true });
+  t.match(await json('/v1/undrain?service=web&backend=b1', 'POST'), { drained: false });
   const list = await app.request('/v1/ct?service=web&client=10.0.0.0/8&format=cilium');
   t.match(list.headers.get('content-type'), /text\/plain/);
   t.equal(await list.text(), '[]\n');
@@ -43,6 +47,8 @@ t.test('what each address answers', async (t) => {
   t.strictSame(weir.asked, [
     'reload',
     'flush {"backend":"web/b1"}',
+    'drain web/b1',
+    'undrain web/b1',
     'list cilium {"service":"web","client":"10.0.0.0/8"}',
     'list json {}',
     'export {"backend":"b1"}',
@@ -64,6 +70,10 @@ t.test('what is refused, and how', async (t) => {
     ['POST', '/v1/ct/import?service=web', 400, /no parameter "service"/],
     ['GET', '/v1/ct/import', 405, /does not take GET/],
     ['POST', '/v1/ct/flush?format=json', 400, /no parameter "format"/],
+    ['GET', '/v1/drain?service=web&backend=b1', 405, /does not take GET/],
+    ['POST', '/v1/drain?service=web', 400, /a parameter is missing/],
+    ['POST', '/v1/undrain?backend=b1', 400, /a parameter is missing/],
+    ['POST', '/v1/drain?service=web&backend=b1&weight=0', 400, /no parameter "weight"/],
     ['GET', '/v1/ct?format=xml', 400, /no format "xml"/],
     ['GET', '/v1/ct?state=NOPE', 400, /no state/],
     ['GET', '/v1/ct/watch?format=table', 400, /no format "table"/],
@@ -110,6 +120,7 @@ t.test('the public part only reads', async (t) => {
     ['POST', '/v1/ct/flush'],
     ['POST', '/v1/ct/import'],
     ['GET', '/v1/ct/export'],
+    ['POST', '/v1/drain?service=web&backend=b1'],
     ['GET', '/v1/ct'],
     ['GET', '/v1/ct/watch'],
     ['GET', '/v1/services'],
@@ -157,6 +168,24 @@ t.test('metrics', async (t) => {
     [...later.keys()].some((name) => name.includes('"b2"')),
     'series of a removed backend go',
   );
+  weir.backends = [
+    { ...backend('b1'), health: { ...HEALTH, state: 'down' }, signals: { refused: 3, unanswered: 2 } },
+    { ...backend('b2'), health: { ...HEALTH, state: 'up' }, takesNew: false },
+    { ...backend('b3'), removed: true, takesNew: false },
+  ];
+  const sick = await scrape();
+  for (const [name, value] of [
+    ['weir_backend_up{service="web",backend="b1"}', 0],
+    ['weir_backend_up{service="web",backend="b2"}', 1],
+    ['weir_backend_up{service="web",backend="b3"}', undefined],
+    ['weir_backend_takes_new{service="web",backend="b1"}', 1],
+    ['weir_backend_takes_new{service="web",backend="b2"}', 0],
+    ['weir_backend_refused_syns_total{service="web",backend="b1"}', 3],
+    ['weir_backend_unanswered_syns_total{service="web",backend="b1"}', 2],
+    ['weir_backend_unanswered_syns_total{service="web",backend="b3"}', 0],
+  ] as const) {
+    t.equal(sick.get(name), value, name);
+  }
   weir.backends = [backend('b1'), backend('b1')];
   t.equal(
     (await scrape()).get('weir_connections_total{service="web",backend="b1"}'),

@@ -11,7 +11,7 @@ import { serveAdmin } from '../../lib/admin/serve.js';
 import { WeirError } from '../../lib/base/errors.js';
 import { type Parts, type ReplayRequest, type RunRequest, runProgram } from '../../lib/cli/program.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
-import { FakeWeir, importView } from '../support/fake-weir.js';
+import { backend, FakeWeir, importView } from '../support/fake-weir.js';
 import { needsRoot } from '../support/skip.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'weir-cli-'));
@@ -95,6 +95,8 @@ t.test('every command has help with an example', async (t) => {
     ['maglev'],
     ['status'],
     ['services'],
+    ['drain'],
+    ['undrain'],
     ['reload'],
     ['ct'],
     ['ct', 'list'],
@@ -130,6 +132,7 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['ct', 'import'], /missing required argument 'file'/],
     [['ct', 'export', '-o', 'json'], /unknown option '-o'/],
+    [['drain', 'web'], /missing required argument 'backend'/],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
     [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
@@ -481,6 +484,72 @@ t.test('a long import says how far it is, on a terminal', async (t) => {
   t.equal(code, 0);
   t.match(stderr, /^\rsent \d+ lines, \d+ %/);
   t.ok(stderr.endsWith('\r\u001b[K'), 'and wipes that in the end');
+});
+
+t.test('backends that are down, drained or refuse', async (t) => {
+  const running = new FakeWeir();
+  const socket = join(folder, 'health.sock');
+  const admin = await serveAdmin(running, { socket, listen: null });
+  t.teardown(() => admin.close());
+  const ask = (...args: string[]): Promise<Outcome> => weir(...args, '--socket', socket);
+
+  const seconds = 3660;
+  const down = { state: 'down', seconds, reason: 'no answer within 1s', last: 'no answer within 1s' } as const;
+  running.backends = [
+    { ...backend('up'), health: { state: 'up', seconds, reason: 'connected', last: 'connection refused' } },
+    { ...backend('gone'), state: 'down', takesNew: false, health: down },
+    { ...backend('used'), state: 'down', health: { ...down, last: 'connected' } },
+    { ...backend('told'), state: 'draining', drainedBy: 'command', takesNew: false },
+    { ...backend('zero'), state: 'draining', drainedBy: 'weight', weight: 0, takesNew: false },
+    { ...backend('left'), state: 'draining', drainedBy: 'removal', removed: true, takesNew: false },
+    { ...backend('shy'), signals: { refused: 7, unanswered: 5 } },
+  ];
+  for (const command of ['services', 'status']) {
+    const { stdout } = await ask(command);
+    for (const [name, state] of [
+      ['up', 'active'],
+      ['gone', 'down'],
+      ['used', 'down \\(used: all are\\)'],
+      ['told', 'draining \\(by command\\)'],
+      ['zero', 'draining'],
+      ['left', 'removed'],
+    ]) {
+      t.match(stdout, new RegExp(` ${name} +10\\.2\\.0\\.11:8080 +[01] +${state}  +3 `), `${command}: ${name}`);
+    }
+    t.match(stdout, /^web +up +up +1 h 1 min +0 +0 +connection refused$/m);
+    t.match(stdout, /^web +gone +down +1 h 1 min +0 +0 +no answer within 1s$/m);
+    t.match(stdout, /^web +used +down +1 h 1 min +0 +0 +connected \(down for: no answer within 1s\)$/m);
+    t.match(stdout, /^web +shy +- +5 +7$/m);
+    t.notMatch(stdout, /^web +zero/m, 'of others there is nothing to say');
+  }
+
+  for (const [verb, answer, said] of [
+    ['drain', {}, 'web/b1 takes no new connections; it has 3 connections\n'],
+    ['drain', { changed: false, flows: 1 }, 'web/b1 takes no new connections, as before; it has 1 connection\n'],
+    [
+      'drain',
+      { flows: 0, takers: 0 },
+      'web/b1 takes no new connections; it has 0 connections\nno backend of web takes new connections now\n',
+    ],
+    ['undrain', {}, 'web/b1 takes new connections again\n'],
+    ['undrain', { changed: false }, 'web/b1 takes new connections, as before\n'],
+    ['undrain', { takesNew: false }, 'web/b1 is not drained by command, but down\n'],
+    [
+      'undrain',
+      { takesNew: false, weight: 0, changed: false },
+      'web/b1 is not drained by command, as before, but its weight in the file is 0\n',
+    ],
+  ] as const) {
+    running.drainAnswer = answer;
+    t.strictSame(await ask(verb, 'web', 'b1'), { code: 0, stdout: said, stderr: '' });
+  }
+  t.match(JSON.parse((await ask('drain', 'web', 'b1', '-o', 'json')).stdout), { service: 'web', drained: true });
+  running.refusal = new WeirError('USAGE', 'web has no backend "b9"', 'It has b1.');
+  t.strictSame(await ask('drain', 'web', 'b9'), {
+    code: 2,
+    stdout: '',
+    stderr: 'weir: web has no backend "b9". It has b1.\n',
+  });
 });
 
 const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));

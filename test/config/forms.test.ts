@@ -179,7 +179,19 @@ services:
     onRemove: 'keep',
     drainMs: 300_000,
     icmpEcho: true,
-    health: { type: 'http', path: '/h', port: null, status: 200, intervalMs: 2000, timeoutMs: 1000, rise: 2, fall: 3 },
+    health: {
+      type: 'http',
+      path: '/h',
+      port: null,
+      host: null,
+      status: 200,
+      body: null,
+      intervalMs: 2000,
+      timeoutMs: 1000,
+      rise: 2,
+      fall: 3,
+    },
+    allDown: 'use-all',
     backends: [
       { name: '10.2.0.1:80', address: toAddress('10.2.0.1'), port: 80, weight: 1, node: toAddress('10.2.0.1') },
       { name: 'b2', address: toAddress('10.2.0.2'), port: 80, weight: 0, node: toAddress('10.9.0.1') },
@@ -194,6 +206,32 @@ services:
     { name: 'weir0', mtu: 1500, engine: 'auto', offload: true },
     'freezing touched no default',
   );
+});
+
+t.test('what is checked, and what is done when all are down', async (t) => {
+  const of = (text: string) => {
+    const service = `services: [{ name: a, address: 10.96.0.1, port: 80, backends: [], ${text} }]`;
+    const { health, allDown } = parseConfig(service).config!.services[0]!;
+    return { health, allDown };
+  };
+  const timing = { intervalMs: 2000, timeoutMs: 1000, rise: 2, fall: 3 };
+  t.same(of(''), { health: null, allDown: 'reject' });
+  t.same(of('allDown: use-all'), { health: null, allDown: 'use-all' });
+  t.same(of('health: { type: tcp }'), { health: { type: 'tcp', port: null, ...timing }, allDown: 'use-all' });
+  t.same(of('allDown: reject, health: { type: tcp, port: 81, rise: 9 }'), {
+    health: { type: 'tcp', port: 81, ...timing, rise: 9 },
+    allDown: 'reject',
+  });
+  t.same(of('health: { type: icmp }').health, { type: 'icmp', ...timing });
+  t.same(of('health: { type: http, host: "shop:81", port: 81, status: 204, body: well }').health, {
+    type: 'http',
+    path: '/',
+    port: 81,
+    host: 'shop:81',
+    status: 204,
+    body: 'well',
+    ...timing,
+  });
 });
 
 t.test('JSON is the same as YAML', async (t) => {

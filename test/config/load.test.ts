@@ -93,8 +93,8 @@ const ROWS: readonly Row[] = [
   },
   {
     name: 'keys of a later version',
-    text: service('    allDown: reject\n    backends: []\n'),
-    problems: ['5:5 services[0].allDown: is not a known key'],
+    text: service('    maxConnections: 9\n    backends: []\n'),
+    problems: ['5:5 services[0].maxConnections: is not a known key'],
   },
 
   // Values.
@@ -287,6 +287,20 @@ const ROWS: readonly Row[] = [
       '5:43 services[0].health.rise: must be a whole number from 1',
       '5:55 services[0].health.timeout: must be at most 24h',
     ],
+  },
+  {
+    name: 'what else health can get wrong',
+    text: service(`    allDown: maybe\n    health: { type: http, host: a/b, body: "" }\n${NO_BACKENDS}`),
+    problems: [
+      '5:14 services[0].allDown: must be reject or use-all (got "maybe")',
+      '6:33 services[0].health.host: must be a host name, without spaces and slashes',
+      '6:44 services[0].health.body: must have 1 to 1024 characters',
+    ],
+  },
+  {
+    name: 'a port where there is none',
+    text: service(`    health: { type: icmp, port: 80 }\n${NO_BACKENDS}`),
+    problems: ['5:27 services[0].health.port: is not a key of type icmp'],
   },
   {
     name: 'health over http',

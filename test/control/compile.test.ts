@@ -18,11 +18,17 @@ const UDP = 17;
 class Control {
   readonly identities = new Identities();
   readonly down = new Set<number>();
+  readonly drained = new Set<number>();
   compiled: Compiled | undefined;
 
   load(text: string, nowMs = 0): S.Snapshot {
     const previous = this.compiled === undefined ? {} : { previous: this.compiled };
-    this.compiled = compile(configOf(text), this.identities, { isUp: (id) => !this.down.has(id), nowMs, ...previous });
+    this.compiled = compile(configOf(text), this.identities, {
+      isUp: (id) => !this.down.has(id),
+      isDrained: (id) => this.drained.has(id),
+      nowMs,
+      ...previous,
+    });
     return this.compiled.snapshot;
   }
 
@@ -336,6 +342,38 @@ t.test('health and weight 0 take a backend out of the choices, without a deadlin
   t.equal(control.serviceWord(1, S.MAGLEV_SIZE), 0);
 });
 
+t.test('all down: use-all gives flows to all with a weight that no command drains, reject to none', async (t) => {
+  const control = new Control();
+  const names = () => control.choices(1).map(([name]) => name);
+  for (const [extra, whenAllDown] of [
+    ['', []],
+    ['allDown: use-all,', ['b1', 'b2']],
+    ['health: { type: tcp },', ['b1', 'b2']],
+    ['health: { type: tcp }, allDown: reject,', []],
+  ] as const) {
+    const text = web('b1 b2 b3', extra).replace('{ name: b3,', '{ name: b3, weight: 0,');
+    control.down.clear();
+    control.load(text);
+    t.same(names(), ['b1', 'b2'], 'weight 0 never takes any');
+    control.down.add(control.backendId('b1'));
+    control.load(text);
+    t.same(names(), ['b2'], 'one that is up takes all');
+    control.down.add(control.backendId('b2'));
+    control.load(text);
+    t.same(names(), whenAllDown, extra);
+    control.down.add(control.backendId('b3'));
+    control.load(text);
+    t.same(names(), whenAllDown);
+    control.drained.add(control.backendId('b2'));
+    control.load(text);
+    t.same(names(), whenAllDown.slice(0, 1), 'a drained one is not used for want of others');
+    control.down.delete(control.backendId('b2'));
+    control.load(text);
+    t.same(names(), whenAllDown.slice(0, 1), 'even if it is the only one that is up');
+    control.drained.clear();
+  }
+});
+
 t.test('Maglev tables: reused when nothing they depend on changed, right in every other case', async (t) => {
   const control = new Control();
   const two = (first: string, second: string, top = '') =>
@@ -408,7 +446,7 @@ t.test('ids nobody holds any more are given away, with nothing left of their own
   t.not(control.backendId('b5'), b2, 'once');
   t.equal(control.snapshot.cutAt[b2], Number.POSITIVE_INFINITY);
   t.equal(control.backendWord(b2, S.BACKEND_ADDRESS), parseIpv4('10.2.0.4'));
-  t.same([...control.snapshot.counters.subarray(b2 * S.COUNTER_ROWS, (b2 + 1) * S.COUNTER_ROWS)], [0, 0, 0, 0, 0]);
+  t.ok(control.snapshot.counters.subarray(b2 * S.COUNTER_ROWS, (b2 + 1) * S.COUNTER_ROWS).every((n) => n === 0));
   control.load(web('b1 b3 b5'), 4000);
   t.equal(control.snapshot.cutAt[b2], 304_000, 'and can be removed in turn');
 

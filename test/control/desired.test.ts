@@ -3,7 +3,9 @@ import { lookup } from '../../lib/balance/lookup.js';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { Desired } from '../../lib/control/desired.js';
+import { findBackend } from '../../lib/control/find-backend.js';
 import { requireReloadable } from '../../lib/control/reloadable.js';
+import * as S from '../../lib/datapath/snapshot.js';
 import { parseIpv4 } from '../../lib/wire/address.js';
 
 function configOf(text: string): Config {
@@ -112,6 +114,100 @@ t.test('a node: what is led in, and what is kept', async (t) => {
   const unmanaged = configOf('role: node\nnetwork: { manage: false }\ntunnel: { address: 10.2.0.1 }');
   t.equal(new Desired(unmanaged, 0).snapshot.node!.ledIn, null, 'whoever sets up the network knows');
   t.equal(new Desired(file(), 0).snapshot.node, null);
+});
+
+/** Names of the backends of the first service that take new flows. */
+function takers(desired: Desired): string[] {
+  const { backends } = desired.snapshot;
+  return desired
+    .configured()[0]!
+    .backends.filter(({ id }) => backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW)
+    .map(({ backend }) => backend.name);
+}
+
+t.test('health counts where there are checks', async (t) => {
+  const down = new Set<string>(['b1']);
+  const plain = file(service('web', '10.96.0.1', [B1, B2]));
+  const checked = file(service('web', '10.96.0.1', [B1, B2], 'health: { type: tcp },'));
+  const desired = new Desired(checked, 0, undefined, ({ name }) => !down.has(name));
+  t.strictSame(takers(desired), ['b2']);
+  t.match(desired.checked(), [
+    { service: { name: 'web' }, backend: { name: 'b1' }, check: { type: 'tcp' } },
+    { service: { name: 'web' }, backend: { name: 'b2' } },
+  ]);
+  down.add('b2');
+  desired.take(desired.propose(desired.config, 1));
+  t.strictSame(takers(desired), ['b1', 'b2'], 'all down');
+  down.delete('b2');
+  desired.take(desired.propose(plain, 2));
+  t.strictSame(takers(desired), ['b1', 'b2'], 'without checks, what they found is nothing');
+  t.strictSame(desired.checked(), []);
+});
+
+t.test('a drain by command lasts until the file says something else', async (t) => {
+  const of = (b1: string, more = ''): Config => file(service('web', '10.96.0.1', [b1, B2].filter(Boolean), more));
+  const heavy = B1.replace('}', ', weight: 2 }');
+  const begin = (): Desired => {
+    const desired = new Desired(of(B1), 0);
+    const { identity, weight } = findBackend(desired, 'web', 'b1');
+    desired.setDrained(identity, weight, true);
+    t.strictSame(takers(desired), ['b1', 'b2'], 'nothing changes by itself');
+    desired.take(desired.propose(desired.config, 1));
+    t.strictSame(takers(desired), ['b2']);
+    return desired;
+  };
+  for (const [name, steps, drained] of [
+    ['the same file', [of(B1)], true],
+    ['another algorithm, name and order', [of(B1.replace('b1', 'other'), 'algorithm: random,')], true],
+    ['another weight', [of(heavy)], false],
+    ['another weight, and back', [of(heavy), of(B1)], false],
+    ['weight 0, and back', [of(B1.replace('}', ', weight: 0 }')), of(B1)], false],
+    ['left out, and back', [of(''), of(B1)], false],
+    ['the service left out, and back', [file(), of(B1)], false],
+  ] as const) {
+    const desired = begin();
+    const identity = desired.identities.backendById(desired.configured()[0]!.backends[0]!.id)!;
+    const released: number[] = [];
+    for (const config of steps) {
+      const proposal = desired.propose(config, 2);
+      t.ok(desired.isDrained(identity) || released.length > 0, 'a proposal changes nothing');
+      released.push(desired.releasedBy(proposal).length);
+      desired.take(proposal);
+    }
+    t.equal(desired.isDrained(identity), drained, name);
+    t.equal(released[0], drained ? 0 : 1, 'it is told what the file gives back');
+    t.equal(takers(desired).length, drained ? 1 : 2, name);
+  }
+  const desired = begin();
+  const { identity, weight } = findBackend(desired, 'web', '10.2.0.1:80');
+  desired.setDrained(identity, weight, false);
+  desired.take(desired.propose(desired.config, 3));
+  t.strictSame(takers(desired), ['b1', 'b2'], 'undrain');
+});
+
+t.test('how commands name a backend', async (t) => {
+  const twin = '{ address: 10.2.0.1, port: 81 }';
+  const desired = new Desired(file(service('web', '10.96.0.1', [B1, B2, twin]), service('api', '10.96.0.2', [B1])), 0);
+  const [web, api] = desired.configured();
+  for (const [name, text, id] of [
+    ['web', 'b1', web!.backends[0]!.id],
+    ['web', '10.2.0.2', web!.backends[1]!.id],
+    ['web', '10.2.0.2:80', web!.backends[1]!.id],
+    ['web', '10.2.0.1:81', web!.backends[2]!.id],
+    ['api', '10.2.0.1', api!.backends[0]!.id],
+  ] as const) {
+    t.equal(findBackend(desired, name, text).identity.id, id, `${name} ${text}`);
+  }
+  for (const [name, text, message, remedy] of [
+    ['wob', 'b1', 'no service is called "wob"', 'There are: web, api.'],
+    ['api', 'b2', 'api has no backend "b2"', 'It has b1.'],
+    ['web', '10.2.0.1', '"10.2.0.1" is more than one backend of web', 'Name one: b1, 10.2.0.1:81.'],
+    ['web', '10.2.0.2:81', 'web has no backend "10.2.0.2:81"', 'It has b1, b2, 10.2.0.1:81.'],
+  ] as const) {
+    t.throws(() => findBackend(desired, name, text), { code: 'USAGE', message, remedy });
+  }
+  desired.take(desired.propose(file(service('web', '10.96.0.1', [B1])), 1));
+  t.throws(() => findBackend(desired, 'web', 'b2'), { message: /^web\/b2 has left the file/, remedy: 'It has b1.' });
 });
 
 t.test('what only a restart can change', async (t) => {

@@ -4,7 +4,18 @@
  *     weir-rPID   br0 10.2.0.1/24 === peer (veth, both ends here)     nobody answers; one-way flows are enough
  */
 import { type ChildProcess, execFileSync, spawn, spawnSync } from 'node:child_process';
-import { existsSync, mkdtempSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import {
+  appendFileSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -22,9 +33,13 @@ const socket = join(folder, 'weir.sock');
 const B1 = '{ name: b1, address: 10.2.0.11, port: 53 }';
 const B2 = '{ name: b2, address: 10.2.0.12, port: 53 }';
 
-function write(backends: string[], more = ''): void {
+function textOf(backends: string[], more = ''): string {
   const dns = `{ name: dns, address: 10.96.0.10, port: 53, protocol: udp, backends: [${backends.join(', ')}] }`;
-  writeFileSync(config, `admin: { socket: ${socket}, listen: 127.0.0.1:9650 }\n${more}\nservices: [${dns}]\n`);
+  return `admin: { socket: ${socket}, listen: 127.0.0.1:9650 }\n${more}\nservices: [${dns}]\n`;
+}
+
+function write(backends: string[], more = ''): void {
+  writeFileSync(config, textOf(backends, more));
 }
 
 function inside(command: string, ...args: string[]): { code: number | null; stdout: string; stderr: string } {
@@ -85,6 +100,21 @@ class Run {
       });
       look();
     });
+  }
+
+  /** Resolves with the first line, from the beginning, that is as wanted. */
+  async line(isWanted: (line: LogLine) => boolean): Promise<LogLine> {
+    for (;;) {
+      const found = this.log.find(isWanted);
+      if (found !== undefined) return found;
+      await new Promise<void>((resolve) => {
+        const look = (): void => {
+          this.#waiting.delete(look);
+          resolve();
+        };
+        this.#waiting.add(look);
+      });
+    }
   }
 
   kill(signal: NodeJS.Signals): void {
@@ -256,11 +286,11 @@ t.test('a running weir', options, async (t) => {
     t.strictSame(ask('ct', 'list'), []);
     t.match(ask('reload'), { removedBackends: 0 });
     t.equal(endpointRules().length, 1);
-    t.match(ask<{ config: object }>('status').config, { version: 4, lastReload: { success: true } });
+    t.match(ask<{ config: object }>('status').config, { backends: 1, lastReload: { success: true } });
 
     writeFileSync(config, `admin: { socket: ${socket}, listen: 127.0.0.1:9650 }\nservices: []\n`);
     run.kill('SIGHUP');
-    t.match(await run.event('reload-applied', 4), { services: 0, backends: 0 });
+    await run.line(({ event, services }) => event === 'reload-applied' && services === 0);
     t.notMatch(inside('ip', 'route', 'show').stdout, '10.96.0.10');
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
@@ -287,6 +317,89 @@ t.test('a running weir', options, async (t) => {
     t.match(await run.event('imported', 2), { imported: 0, skipped: { exists: 1 }, complete: true });
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
+  });
+
+  t.test('the file changes, and is read by itself', async (t) => {
+    const current = join(folder, '..data');
+    let generation = 0;
+    const mount = (text: string): void => {
+      const target = join(folder, `..${++generation}`);
+      mkdirSync(target);
+      writeFileSync(join(target, 'weir.yaml'), text);
+      symlinkSync(target, `${current}_tmp`);
+      renameSync(`${current}_tmp`, current);
+    };
+    const ways: readonly (readonly [string, (text: string) => void])[] = [
+      ['written in place', (text) => writeFileSync(config, text)],
+      [
+        'renamed',
+        (text) => {
+          writeFileSync(`${config}.new`, text);
+          renameSync(`${config}.new`, config);
+        },
+      ],
+      [
+        'deleted and created',
+        (text) => {
+          unlinkSync(config);
+          writeFileSync(config, text);
+        },
+      ],
+      ['a link swapped', mount],
+    ];
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    let applied = 0;
+    for (const [way, replace] of ways) {
+      if (replace === mount) {
+        mount(textOf([B1, B2]));
+        unlinkSync(config);
+        symlinkSync('..data/weir.yaml', config);
+      }
+      for (const backends of [[B1], [B2], [B1, B2]]) {
+        const beganMs = performance.now();
+        replace(textOf(backends));
+        const line = await run.event('reload-applied', ++applied);
+        t.equal(line.backends, backends.length, `${way}: after ${Math.round(performance.now() - beganMs)} ms`);
+      }
+    }
+    unlinkSync(config);
+    const whole = textOf([B1], '# a comment');
+    writeFileSync(config, whole.slice(0, whole.indexOf('port: 53, protocol')));
+    t.match(await run.event('reload-refused'), { code: 'CONFIG_INVALID', problems: [{ line: 3 }] });
+    t.match(ask<{ config: object }>('status').config, {
+      backends: 2,
+      version: applied + 1,
+      ageSeconds: Number,
+      lastReload: { success: false, message: /weir\.yaml:3/ },
+    });
+    t.match(
+      weir('status', '--socket', socket).stdout,
+      /config +\S+, version \d+, for \d+ s\n +refused .*\n.*weir\.yaml:3/,
+    );
+    t.match(inside('curl', '-s', 'http://127.0.0.1:9650/metrics').stdout, 'weir_config_last_reload_success 0');
+    appendFileSync(config, whole.slice(whole.indexOf('port: 53, protocol')));
+    t.match(await run.event('reload-applied', ++applied), { backends: 1 }, 'half-written, and then whole');
+
+    unlinkSync(config);
+    t.match(await run.event('reload-refused', 2), { code: 'CONFIG_UNREADABLE', msg: /it does not exist/ });
+    t.match(ask<{ config: object }>('status').config, { backends: 1, lastReload: { success: false } });
+    await new Promise((resolve) => setTimeout(resolve, 1500));
+    writeFileSync(config, whole);
+    t.match(await run.event('reload-applied', ++applied), { backends: 1 }, 'back again');
+    t.match(inside('curl', '-s', 'http://127.0.0.1:9650/metrics').stdout, 'weir_config_last_reload_success 1');
+    writeFileSync(config, whole);
+    writeFileSync(config, `${whole}# the end\n`);
+    await run.event('reload-applied', ++applied);
+    t.strictSame(
+      ['reload-applied', 'reload-refused'].map((name) => run.log.filter(({ event }) => event === name).length),
+      [applied, 2],
+      'each change once, what is no change never',
+    );
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
+    t.strictSame(traces(), []);
   });
 
   t.test('the device goes away', async (t) => {

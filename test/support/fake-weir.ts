@@ -3,6 +3,7 @@ import type { FlowFilter } from '../../lib/control/flows.js';
 import {
   type BackendView,
   type ConntrackView,
+  type DrainView,
   type ImportView,
   type NodeView,
   type Overview,
@@ -30,6 +31,7 @@ export class FakeWeir implements RunningWeir {
     return importView({});
   };
   node: NodeView | null = null;
+  drainAnswer: Partial<DrainView> = {};
 
   status(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
@@ -139,6 +141,13 @@ export class FakeWeir implements RunningWeir {
     return { flushed: 5 };
   }
 
+  async setDrained(service: string, backend: string, drained: boolean): Promise<DrainView> {
+    this.asked.push(`${drained ? 'drain' : 'undrain'} ${service}/${backend}`);
+    if (this.refusal !== undefined) throw this.refusal;
+    const now = { changed: true, takesNew: !drained, weight: 1, flows: 3, takers: 1 };
+    return { service, backend, drained, ...now, ...this.drainAnswer };
+  }
+
   async reload() {
     this.asked.push('reload');
     if (this.refusal !== undefined) throw this.refusal;
@@ -177,7 +186,11 @@ export function backend(name: string): BackendView {
     port: 8080,
     weight: 1,
     state: 'active',
+    drainedBy: null,
+    takesNew: true,
     removed: false,
+    health: null,
+    signals: { refused: 0, unanswered: 0 },
     connections: 4,
     flows: 3,
     packets: { original: 10, reply: 12 },

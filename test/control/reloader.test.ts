@@ -1,0 +1,176 @@
+import { mkdtempSync, rmSync, unlinkSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import t from 'tap';
+import { ManualClock } from '../../lib/base/clock.js';
+import { readConfigText, requireConfig } from '../../lib/config/load.js';
+import { allocateTable } from '../../lib/conntrack/memory.js';
+import { TableReader } from '../../lib/conntrack/table-reader.js';
+import { Desired } from '../../lib/control/desired.js';
+import { EventLog } from '../../lib/control/log.js';
+import { Reloader, type ReloaderParts } from '../../lib/control/reloader.js';
+import * as S from '../../lib/datapath/snapshot.js';
+
+const folder = mkdtempSync(join(tmpdir(), 'weir-reloader-'));
+t.teardown(() => rmSync(folder, { recursive: true }));
+const path = join(folder, 'weir.yaml');
+
+function text(weights: Record<string, number>, more = ''): string {
+  const members = Object.entries(weights).map(
+    ([name, weight]) => `{ name: ${name}, address: 10.2.0.${name.slice(1)}, port: 80, weight: ${weight} }`,
+  );
+  const health = 'health: { type: tcp }';
+  return `services: [{ name: web, address: 10.96.0.1, port: 80, ${health}, backends: [${members.join(', ')}] }]\n${more}`;
+}
+
+/** A reloader whose data path takes snapshots when the test says so, and whose kernel takes everything. */
+class Office {
+  readonly lines: Record<string, unknown>[] = [];
+  readonly published: S.Snapshot[] = [];
+  readonly down = new Set<string>();
+  readonly desired: Desired;
+  readonly reloader: Reloader;
+  applied = 0;
+  /** The data path's answers that are awaited. */
+  #held: (() => void)[] | undefined;
+
+  constructor() {
+    const configText = readConfigText(path);
+    const clock = new ManualClock();
+    const reader = new TableReader(allocateTable(16));
+    this.desired = new Desired(requireConfig(path, configText), 0, undefined, ({ name }) => !this.down.has(name));
+    this.reloader = new Reloader({
+      configPath: path,
+      configText,
+      desired: this.desired,
+      path: { publish: (snapshot: S.Snapshot) => this.#publish(snapshot) } as ReloaderParts['path'],
+      network: { update: async () => ({ commands: [], notes: [] }) } as unknown as ReloaderParts['network'],
+      readers: { tcp: reader, any: reader },
+      clock,
+      log: new EventLog({ write: (line) => void this.lines.push(JSON.parse(line)) }),
+      onApplied: () => {
+        this.applied++;
+      },
+    });
+  }
+
+  hold(): void {
+    this.#held = [];
+  }
+
+  release(): void {
+    for (const resolve of this.#held ?? []) resolve();
+    this.#held = undefined;
+  }
+
+  /** Names of the backends that take new flows, as of the last snapshot that was published. */
+  takers(): string[] {
+    const { backends } = this.published.at(-1)!;
+    return this.desired
+      .configured()[0]!
+      .backends.filter(({ id }) => backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW)
+      .map(({ backend }) => backend.name);
+  }
+
+  events(): unknown[] {
+    return this.lines.map(({ event }) => event);
+  }
+
+  async #publish(snapshot: S.Snapshot): Promise<void> {
+    this.published.push(snapshot);
+    if (this.#held !== undefined) await new Promise<void>((resolve) => this.#held!.push(resolve));
+  }
+}
+
+t.test('many changes of health are one snapshot, and none is lost', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1, b3: 1 }));
+  const office = new Office();
+  const { reloader, down, published } = office;
+  down.add('b1');
+  await Promise.all(Array.from({ length: 100 }, () => reloader.refreshHealth()));
+  t.equal(published.length, 1);
+  t.strictSame(office.takers(), ['b2', 'b3']);
+
+  office.hold();
+  const first = reloader.refreshHealth();
+  while (published.length < 2) await new Promise((resolve) => setTimeout(resolve, 5));
+  down.add('b2');
+  const second = reloader.refreshHealth();
+  t.not(first, second, 'what changes while one is on its way needs another');
+  down.delete('b1');
+  t.equal(reloader.refreshHealth(), second);
+  office.release();
+  await second;
+  t.equal(published.length, 3);
+  t.strictSame(office.takers(), ['b1', 'b3']);
+  t.strictSame([reloader.version, office.applied, office.lines], [1, 0, []], 'none of this is a reload');
+  const late = reloader.refreshHealth();
+  await reloader.close();
+  await late;
+  t.equal(published.length, 3, 'after the end there is nothing more');
+});
+
+t.test('the file is read again if it is another, and judged once', async (t) => {
+  writeFileSync(path, text({ b1: 1 }));
+  const office = new Office();
+  const { reloader } = office;
+  await reloader.reloadIfChanged();
+  t.strictSame(office.events(), [], 'the file of the start');
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
+  t.strictSame(office.events(), ['reload-applied']);
+  t.strictSame([reloader.version, office.applied, reloader.last.success], [2, 1, true]);
+  const { appliedAt } = reloader;
+
+  writeFileSync(path, text({ b1: 1, b2: 1 }).slice(0, 60));
+  for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
+  t.strictSame(office.events().slice(1), ['reload-refused']);
+  t.match(office.lines.at(-1), { code: 'CONFIG_INVALID', problems: [{ line: Number, column: Number }] });
+  await t.rejects(reloader.reload(), { code: 'CONFIG_INVALID' }, 'whoever asks is told');
+  unlinkSync(path);
+  for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
+  t.strictSame(office.events().slice(3), ['reload-refused']);
+  t.match(reloader.last, { success: false, message: /it does not exist/ });
+  t.strictSame([reloader.version, reloader.appliedAt], [2, appliedAt], 'what is in use is as old as it was');
+
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
+  t.strictSame(office.events().slice(4), ['reload-applied'], 'the former contents are taken anew');
+  await reloader.reload();
+  t.equal(reloader.version, 4, 'a command does not ask whether anything has changed');
+  await reloader.close();
+});
+
+t.test('drains by command, between reloads', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const office = new Office();
+  const { reloader, published } = office;
+  office.hold();
+  const reload = reloader.reload();
+  const drain = reloader.setDrained('web', 'b1', true);
+  while (published.length === 0) await new Promise((resolve) => setTimeout(resolve, 5));
+  t.strictSame(office.takers(), ['b1', 'b2'], 'a command waits for the reload before it');
+  office.release();
+  await reload;
+  t.match(await drain, { name: 'b1', weight: 1, changed: true });
+  t.strictSame(office.takers(), ['b2']);
+  t.match(await reloader.setDrained('web', '10.2.0.1', true), { changed: false });
+  t.equal(published.length, 2, 'what is so already needs no snapshot');
+  await reloader.reload();
+  t.strictSame(office.takers(), ['b2']);
+  await t.rejects(reloader.setDrained('web', 'b9', true), { code: 'USAGE' });
+
+  writeFileSync(path, text({ b1: 5, b2: 1 }));
+  await reloader.reload();
+  t.strictSame(office.takers(), ['b1', 'b2']);
+  t.match(await reloader.setDrained('web', 'b1', false), { changed: false, weight: 5 });
+  t.match(
+    office.lines.filter(({ event }) => String(event).startsWith('drain-')),
+    [
+      { event: 'drain-begun', service: 'web', backend: 'b1' },
+      { event: 'drain-ended', msg: 'web/b1 is no longer drained by command: the file has changed it' },
+    ],
+  );
+  await reloader.close();
+  await t.rejects(reloader.setDrained('web', 'b1', true), { code: 'NOT_RUNNING' });
+});

@@ -166,11 +166,10 @@ export class GatewayModel {
 
   #follow(flow: Flow, side: Side, packet: Packet, isNew = false): [Expected, Flow] {
     const { segment } = packet;
-    const wasUnanswered = isUnanswered(flow);
+    const refusals = flow.tcp?.refusals ?? 0;
     if (segment === undefined) this.#refreshAny(flow, side);
     else this.#refreshTcp(flow, isNew ? flow.tcp!.open(side, segment) : flow.tcp!.see(side, segment));
-    if (wasUnanswered && side === 'reply' && flow.tcp?.state === 'CLOSED')
-      this.ends.countersOf(flow.backendKey).refused++;
+    this.ends.countersOf(flow.backendKey).refused += (flow.tcp?.refusals ?? 0) - refusals;
     this.#account(flow, side, packet);
     return [{ ...this.ends.forward(translate(flow, side, packet)), ...about(flow, side) }, flow];
   }

@@ -55,6 +55,8 @@ export class TcpModel {
   hasNumbers = false;
   /** A SYN on an established entry, in case the backend takes it. */
   second: Segment | undefined;
+  /** SYNs that the backend answered with an RST. */
+  refusals = 0;
 
   /** The first packet of an entry. */
   open(from: Side, segment: Segment): Timer {
@@ -85,18 +87,21 @@ export class TcpModel {
   }
 
   #reset(from: Side, { flags, seq, ack }: Segment): Timer {
-    if (!this.isFromStart) return 'shorten';
+    const refusesSecond = from === 'reply' && flags.includes('A') && this.#acknowledgesSecond(ack);
+    if (!this.isFromStart && !refusesSecond) return 'shorten';
     const isHandshake = this.state === 'SYN_SENT' || this.state === 'SYN_RECV';
     const refusesSyn = from === 'reply' && isHandshake && flags.includes('A') && this.#acknowledgesSyn(ack);
     const isInWindow = (from === 'original' || this.hasNumbers) && this.#mayExpect(from, seq);
-    if (!refusesSyn && !isInWindow) return 'keep';
+    if (!refusesSyn && !refusesSecond && !isInWindow) return 'keep';
+    if (refusesSecond || (from === 'reply' && this.state === 'SYN_SENT')) this.refusals++;
     this.state = 'CLOSED';
     return 'tcpFin';
   }
 
   #syn(segment: Segment): Timer {
     if (this.state === 'ESTABLISHED') {
-      this.second = segment;
+      const isOwn = this.hasNumbers && distance(this.original.isn, segment.seq) === 0;
+      if (!isOwn) this.second = segment;
       return 'tcp';
     }
     const isRepeat = this.isFromStart && distance(this.original.isn, segment.seq) === 0;
@@ -126,13 +131,21 @@ export class TcpModel {
     return distance(ack, acked) >= 0 && distance(ack, end) <= 0;
   }
 
+  /** All, some or none of its data, which is known to 16 bytes. */
+  #acknowledgesSecond(ack: number): boolean {
+    if (this.state !== 'ESTABLISHED' || this.second === undefined) return false;
+    const { seq, payload } = this.second;
+    const beyond = distance(ack, seq + 1);
+    return beyond >= 0 && beyond <= Math.ceil(payload / 16) * 16;
+  }
+
   #synAck(segment: Segment): Timer {
     const { seq, ack, window, payload, scale } = segment;
     if (this.state === 'CLOSING' || this.state === 'CLOSED') return 'tcpFin';
     if (this.state === 'ESTABLISHED') {
-      const second = this.second;
-      if (second === undefined || distance(ack, second.seq + 1 + second.payload) !== 0) return 'tcp';
-      this.#begin({ ...second, seq: ack - 1, payload: 0 });
+      if (!this.#acknowledgesSecond(ack)) return 'tcp';
+      const second = this.second!;
+      this.#begin({ ...second, payload: distance(ack, second.seq + 1) });
     }
     if (!this.isFromStart || !this.#acknowledgesSyn(ack)) return 'keep';
     if (this.state === 'SYN_RECV' && distance(this.reply.isn, seq) === 0) return 'tcpSyn';

@@ -328,6 +328,30 @@ t.test('old retransmissions are harmless, losses before weir heal', async (t) =>
   t.equal(keepAlive.state, 'ESTABLISHED');
 });
 
+t.test('who has filled the window sends its ACKs from where that ends', async (t) => {
+  const c = new Connection().handshake({ window: 1000 }).client({ flags: 'PA', payload: 600 });
+  c.next.backend += 1000; // lost before weir
+  c.backend({ flags: 'A' });
+  t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client);
+  c.next.backend += 1;
+  c.client({ flags: 'PA', seq: 0, ack: -1001, payload: 9 }).backend({ flags: 'A' });
+  t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client - 9, 'nobody can be beyond it');
+});
+
+t.test('a FIN may be overtaken by as many ACKs as a window has room for', async (t) => {
+  const late = (ack: number, scale: number): string =>
+    new Connection()
+      .handshake({ scale })
+      .backend({ flags: 'A', payload: 60_000 })
+      .client({ flags: 'A' })
+      .backend({ flags: 'A', payload: 60_000 })
+      .client({ flags: 'A' })
+      .client({ flags: 'FA', ack }).flags;
+  t.match(late(-66_000, 0), 'TxClosing', 'one super-packet at least');
+  t.notMatch(late(-66_001, 0), 'TxClosing');
+  t.match(late(-120_000, 3), 'TxClosing');
+});
+
 t.test('TCP Fast Open: data in the SYN', async (t) => {
   for (const taken of [0, 300, 700]) {
     const c = new Connection().client({ flags: 'S', payload: 700 });

@@ -198,6 +198,11 @@ export class TcpModel {
     return offset >= 0 && (offset < this.#windowOver(from) || distance(seq, own.end) <= 0);
   }
 
+  /** Whether a segment of `from` that is ahead of all it has sent may begin here: in the window, or where that ends. */
+  #mayBegin(from: Side, seq: number): boolean {
+    return distance(seq, this[from].acked) >= 0 && distance(seq, this[from].acked) <= this.#windowOver(from);
+  }
+
   /** The window that the receiver of `from` has opened. */
   #windowOver(from: Side): number {
     const peer = this[from === 'original' ? 'reply' : 'original'];
@@ -209,8 +214,8 @@ export class TcpModel {
     const peer = this[from === 'original' ? 'reply' : 'original'];
     const { seq, ack } = segment;
     if (distance(seq + this.#length(segment), own.acked) < 0) return false;
-    if (distance(seq, own.end) > 0 && !this.#mayExpect(from, seq)) return false;
-    const oldest = this.state === 'SYN_RECV' ? 0 : -OLD_ACK_BYTES;
+    if (distance(seq, own.end) > 0 && !this.#mayBegin(from, seq)) return false;
+    const oldest = this.state === 'SYN_RECV' ? 0 : -Math.max(OLD_ACK_BYTES, own.window);
     return distance(ack, peer.acked) >= oldest && distance(ack, peer.end) <= 0;
   }
 
@@ -219,7 +224,7 @@ export class TcpModel {
     const own = this[from];
     const peer = this[from === 'original' ? 'reply' : 'original'];
     const { seq, ack, window } = segment;
-    if (distance(seq, own.end) > 0 && !this.#mayExpect(from, seq)) return;
+    if (distance(seq, own.end) > 0 && !this.#mayBegin(from, seq)) return;
     // What it acknowledges was sent, or may have been on a way past weir: within the window its sender gave.
     const isNews = distance(ack, peer.end) > 0;
     // (Ahead of END and more than 2^31 ahead of ACKED is not behind it.)

@@ -329,12 +329,13 @@ t.test('old retransmissions are harmless, losses before weir heal', async (t) =>
 });
 
 t.test('who has filled the window sends its ACKs from where that ends', async (t) => {
-  const c = new Connection().handshake({ window: 1000 }).client({ flags: 'PA', payload: 600 });
+  const window = 1000;
+  const c = new Connection().handshake({ window }).client({ flags: 'PA', payload: 600, window });
   c.next.backend += 1000; // lost before weir
   c.backend({ flags: 'A' });
   t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client);
   c.next.backend += 1;
-  c.client({ flags: 'PA', seq: 0, ack: -1001, payload: 9 }).backend({ flags: 'A' });
+  c.client({ flags: 'PA', ack: -1001, payload: 9, window }).backend({ flags: 'A' });
   t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client - 9, 'nobody can be beyond it');
 });
 

@@ -2,6 +2,7 @@ import { accessSync, constants, mkdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { WeirError } from '../base/errors.js';
+import { isInUserNamespace } from './privilege.js';
 import { readLines, run, type ServiceProcess, waitForLine } from './process.js';
 import { rolesOf } from './shapes.js';
 import type { Lab } from './topology.js';
@@ -49,9 +50,11 @@ export async function record(lab: Lab, directory: string): Promise<Recording> {
   const links = rolesOf(lab.plan).filter((role) => role !== hub);
   const files = links.map((role) => join(directory, `${role === 'client' ? `client-${hub}` : `${hub}-${role}`}.pcap`));
   const watchers = links.map((role, i) => watch(lab, role, files[i]!));
-  await Promise.all(
-    watchers.map((watcher) => waitForLine(watcher, 'tcpdump', (line) => line.includes('listening on'))),
-  );
+  const started = watchers.map((watcher) => waitForLine(watcher, 'tcpdump', (line) => line.includes('listening on')));
+  await Promise.all(started).catch((error: Error) => {
+    if (!isInUserNamespace()) throw error;
+    throw new WeirError('NO_PERMISSION', `--pcap needs root here: ${error.message}`, 'Run it with sudo.');
+  });
   const stop = async (): ReturnType<Recording['stop']> => {
     await sleep(DELIVERY_MS);
     await Promise.all(watchers.map((watcher) => lab.end(watcher)));
@@ -63,9 +66,14 @@ export async function record(lab: Lab, directory: string): Promise<Recording> {
   return { files, stop };
 }
 
-/** Its output is a file that is opened here: tcpdump itself may be confined, or give up its rights first. */
+/**
+ * Its output is a file that is opened here: tcpdump itself may be confined. Most builds become a user of their own when root runs
+ * them, unless told not to; in a user namespace, where there is no other, they refuse either way, and those that do not change
+ * users run.
+ */
 function watch(lab: Lab, role: string, file: string): ServiceProcess {
   const limits = ['-s', String(SNAP_BYTES), '-B', String(BUFFER_KIB)];
-  const args = ['-i', role, '-n', ...limits, '-U', '-Z', 'root', '-w', '-'];
+  const user = isInUserNamespace() ? [] : ['-Z', 'root'];
+  const args = ['-i', role, '-n', ...limits, '-U', ...user, '-w', '-'];
   return lab.spawn(lab.plan.hub, `tcpdump-${role}`, 'tcpdump', args, file);
 }

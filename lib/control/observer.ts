@@ -94,6 +94,10 @@ export class Observer implements RunningWeir {
     return { status: this.#status(census.live), services: this.#services(census), conntrack: this.#conntrack(census) };
   }
 
+  packetsRead(): number {
+    return this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
+  }
+
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string> {
     const { readers, desired, clock } = this.#parts;
     this.#requireFilter(filter);

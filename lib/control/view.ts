@@ -265,6 +265,8 @@ export interface RunningWeir {
   services(): ServiceView[];
   conntrack(): ConntrackView;
   overview(): Overview;
+  /** Packets that the data path has read so far. */
+  packetsRead(): number;
   /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
   /** Events from now on. @throws WeirError USAGE on a bad filter */

@@ -278,10 +278,18 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
   await lab.exec('gw', 'ip', ['route', 'add', '198.18.0.0/15', 'via', CLIENT_ADDRESS]); // where SYN-ACKs are not heard
   lab.spawn('b1', 'iperf3', 'iperf3', ['-s']);
   const weir = await lab.startWeir(gatewayConfig(lab, { conntrack: `{ tcpEntries: ${entries} }` }));
-  const flood = (times: number): Promise<string> =>
+  const send = (times: number): Promise<string> =>
     lab
       .exec('client', 'python3', ['-c', FLOOD, VIP, String(PORTS.dnat), String(times * entries), '1'])
       .then(({ stdout, stderr }) => `${Math.round(Number(stdout))} SYNs a second ${stderr}`);
+  /** Until so many have come through: on processors that are all taken, the device's queue overflows. */
+  const flood = async (times: number): Promise<string> => {
+    const inserted = async (): Promise<number> => (await stats(weir)).tables.tcp.inserted;
+    const enough = (await inserted()) + times * entries;
+    const rates = [await send(times)];
+    while ((await inserted()) < enough) rates.push(await send(1));
+    return rates.join(', then ');
+  };
   const alone = await iperf(t, lab, 2);
   await flood(2); // what is used for the first time is committed
   const beforeKiB = residentKiB(weir);
@@ -305,7 +313,7 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
     if (algorithm === 'maglev') t.ok(ok > 0, `${ok} new ones were made meanwhile`);
     const after = await stats(weir);
     const evicted = after.tables.tcp.evicted.halfOpen - before.tables.tcp.evicted.halfOpen;
-    t.ok(evicted > entries, `${evicted} half-open records made room`);
+    t.ok(evicted > 10 * entries, `${evicted} half-open records made room`);
     t.equal(after.drops['table-full'] ?? 0, 0);
   }
   const grewKiB = residentKiB(weir) - beforeKiB;

@@ -113,6 +113,10 @@ export class FakeWeir implements RunningWeir {
     return { status: this.status(), services: this.services(), conntrack: this.conntrack() };
   }
 
+  packetsRead(): number {
+    return 11;
+  }
+
   listFlows(filter: FlowFilter, format: string): Iterable<string> {
     this.asked.push(`list ${format} ${JSON.stringify(filter)}`);
     if (filter.state === 'NOPE') throw new WeirError('USAGE', 'no state is called "NOPE"', 'Correct the filter.');

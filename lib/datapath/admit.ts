@@ -1,6 +1,6 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
-import { pickMaglev, pickWeighted } from '../balance/pick.js';
+import { pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
@@ -14,7 +14,7 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
-import { ReplyPickUp, selectionHash } from './pick-up.js';
+import { choiceOfHash, ReplyPickUp } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -27,7 +27,6 @@ import {
   CHOICES_WEIGHT,
   COUNTER_CONNECTIONS,
   COUNTER_ROWS,
-  MAGLEV_AT,
   MAGLEV_SIZE,
   MODE_DSR,
   MODE_SNAT,
@@ -224,13 +223,8 @@ export class Admission implements PortProbe {
   /** The choice that the client's hash leads to. In dsr it draws the lots of `random` as well. */
   #choiceOfHash(row: number): number {
     const { packet, snapshot } = this.#core;
-    const { services, choices } = snapshot;
     const { source, sourcePort, destinationPort, protocol } = packet;
-    const hash = selectionHash(snapshot, row, source, sourcePort, destinationPort, protocol);
-    const size = services[row + MAGLEV_SIZE]!;
-    if (size !== 0) return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, size, hash);
-    const at = services[row + CHOICES_AT]!;
-    return pickWeighted(choices, at, services[row + CHOICES_COUNT]!, services[row + CHOICES_WEIGHT]!, hash);
+    return choiceOfHash(snapshot, row, source, sourcePort, destinationPort, protocol);
   }
 
   /** Whether the considered backend is the one that the hash leads to: neither another for a clash, nor one remembered. */

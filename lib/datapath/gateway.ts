@@ -96,7 +96,7 @@ export class Gateway implements Pipeline {
     this.#dsr = new DsrStage(this.#core);
     this.#admission = new Admission(this.#core, this.#dsr);
     this.#fragments = new FragmentStage(this.#core, this.#dsr);
-    this.#icmp = new IcmpStage(this.#core, this.#dsr);
+    this.#icmp = new IcmpStage(this.#core, this.#dsr, true);
     this.#cuts = new CutStage(this.#core, this.#dsr);
   }
 

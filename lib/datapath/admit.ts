@@ -1,7 +1,6 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
-import { pickMaglev, pickWeighted } from '../balance/pick.js';
-import { contains } from '../balance/ranges.js';
+import { pickWeighted } from '../balance/pick.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
@@ -14,8 +13,8 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
-import { LimitStage } from './limits.js';
-import { ReplyPickUp, selectionHash } from './pick-up.js';
+import { isInSourceRanges, LimitStage } from './limits.js';
+import { choiceOfHash, ReplyPickUp } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -28,13 +27,10 @@ import {
   CHOICES_WEIGHT,
   COUNTER_CONNECTIONS,
   COUNTER_ROWS,
-  MAGLEV_AT,
   MAGLEV_SIZE,
   MODE_DSR,
   MODE_SNAT,
   NO_BACKEND_DROP,
-  RANGES_AT,
-  RANGES_COUNT,
   SERVICE_FLAGS,
   SERVICE_LIMITED,
   SERVICE_MAGLEV,
@@ -50,7 +46,7 @@ export const SENT_STATELESS = -2;
 /**
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
- * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
+ * 1. the client is inside sourceRanges and is no VIP or snat address itself (a reply to it would come back to weir);
  * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
  *    refused;
  * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
@@ -111,12 +107,11 @@ export class Admission implements PortProbe {
     const isTcp = packet.protocol === PROTO_TCP;
     this.#core.noteChoice(service, 0);
 
-    const isOpen = services[row + RANGES_COUNT] === 0;
-    if (!isOpen && !contains(snapshot.ranges, services[row + RANGES_AT]!, packet.source)) {
+    if (!isInSourceRanges(snapshot, row, packet.source)) {
       this.#core.drop(REASON['not-in-source-range']);
       return -1;
     }
-    if (this.#core.vipBits(packet.source) !== 0) {
+    if (this.#core.isOwn(packet.source)) {
       this.#core.drop(REASON['hairpin-refused']);
       return -1;
     }
@@ -166,7 +161,8 @@ export class Admission implements PortProbe {
 
     const record = this.#insert(service, isDsr ? TYPE_SVC : TYPE_OUT);
     if (record < 0) {
-      if (isByHash && this.#returnAddress === packet.source && (isDsr || this.#isOfHash(row))) {
+      const isFoundAgain = isByHash && choice === wanted && (isDsr || this.#isOfHash(row));
+      if (isFoundAgain && this.#returnAddress === packet.source) {
         this.#core.stats[STAT_STATELESS]! += 1;
         const untilMs = this.#core.nowMs + snapshot.recoveryMs;
         if (isDsr) this.#forwardStateless(true, true);
@@ -244,13 +240,8 @@ export class Admission implements PortProbe {
   /** The choice that the client's hash leads to. In dsr it draws the lots of `random` as well. */
   #choiceOfHash(row: number): number {
     const { packet, snapshot } = this.#core;
-    const { services, choices } = snapshot;
     const { source, sourcePort, destinationPort, protocol } = packet;
-    const hash = selectionHash(snapshot, row, source, sourcePort, destinationPort, protocol);
-    const size = services[row + MAGLEV_SIZE]!;
-    if (size !== 0) return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, size, hash);
-    const at = services[row + CHOICES_AT]!;
-    return pickWeighted(choices, at, services[row + CHOICES_COUNT]!, services[row + CHOICES_WEIGHT]!, hash);
+    return choiceOfHash(snapshot, row, source, sourcePort, destinationPort, protocol);
   }
 
   /** Whether the considered backend is the one that the hash leads to: neither another for a clash, nor one remembered. */

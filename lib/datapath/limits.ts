@@ -1,6 +1,7 @@
 import { ClientRates } from '../balance/client-rates.js';
 import { flowHash } from '../balance/flow-hash.js';
 import { pickMaglevWhere, pickWeightedWhere } from '../balance/pick.js';
+import { contains } from '../balance/ranges.js';
 import type { OpenCounts } from '../conntrack/open-counts.js';
 import type { Core } from './core.js';
 import { selectionHash } from './pick-up.js';
@@ -13,9 +14,17 @@ import {
   MAGLEV_AT,
   MAGLEV_SIZE,
   MODE_DSR,
+  RANGES_AT,
+  RANGES_COUNT,
   SERVICE_CONNECTIONS,
   SERVICE_MODE,
+  type Snapshot,
 } from './snapshot.js';
+
+/** Whether the service in `row` of `services` may be used by a client at all. */
+export function isInSourceRanges({ services, ranges }: Snapshot, row: number, client: number): boolean {
+  return services[row + RANGES_COUNT] === 0 || contains(ranges, services[row + RANGES_AT]!, client);
+}
 
 /** Expired records that are removed at once in search of the one that makes room: a tenth of a millisecond. */
 const REAPED_AT_ONCE = 512;

@@ -90,6 +90,11 @@ export interface ServiceView {
   readonly mode: string;
   /** No longer in the file; listed while its flows are kept. */
   readonly removed: boolean;
+  /** Live now and not closing: what `maxConnections` counts. */
+  readonly open: number;
+  /** Limits in the file; null: none. */
+  readonly maxConnections: number | null;
+  readonly newConnectionsPerSecond: number | null;
   readonly backends: readonly BackendView[];
 }
 
@@ -114,6 +119,10 @@ export interface BackendView {
   readonly connections: number;
   /** Live now. */
   readonly flows: number;
+  /** Those of them that are not closing. */
+  readonly open: number;
+  /** In the file; null: any number. */
+  readonly maxConnections: number | null;
   readonly packets: { readonly original: number; readonly reply: number };
   readonly bytes: { readonly original: number; readonly reply: number };
 }

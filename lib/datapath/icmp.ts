@@ -162,8 +162,8 @@ export class IcmpStage {
     const service = lookup(snapshot.serviceIndex, vip, vipPort, protocol);
     const row = service * SERVICE_WORDS;
     if (service === 0 || services[row + SERVICE_MODE] !== MODE_DSR || services[row + CHOICES_COUNT] === 0) return false;
-    const ranges = services[row + RANGES_COUNT]!;
-    if (ranges !== 0 && !contains(snapshot.ranges, services[row + RANGES_AT]!, ranges, client)) return false;
+    const isOpen = services[row + RANGES_COUNT] === 0;
+    if (!isOpen && !contains(snapshot.ranges, services[row + RANGES_AT]!, client)) return false;
     const choice = choiceOfHash(snapshot, row, client, quote.ports & 0xffff, vipPort, protocol);
     const id = choices[(services[row + CHOICES_AT]! + choice) * 2]!;
     const backend = backends[id * BACKEND_WORDS + BACKEND_ADDRESS]!;

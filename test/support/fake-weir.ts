@@ -31,6 +31,10 @@ export class FakeWeir implements RunningWeir {
     return importView({});
   };
   node: NodeView | null = null;
+  limits: Pick<ServiceView, 'maxConnections' | 'newConnectionsPerSecond'> = {
+    maxConnections: null,
+    newConnectionsPerSecond: null,
+  };
   drainAnswer: Partial<DrainView> = {};
 
   status(): StatusView {
@@ -86,6 +90,9 @@ export class FakeWeir implements RunningWeir {
         algorithm: 'maglev',
         mode: 'dnat',
         removed: false,
+        open: 5,
+        maxConnections: this.limits.maxConnections,
+        newConnectionsPerSecond: this.limits.newConnectionsPerSecond,
         backends: this.backends,
       },
     ];
@@ -197,6 +204,8 @@ export function backend(name: string): BackendView {
     signals: { refused: 0, unanswered: 0 },
     connections: 4,
     flows: 3,
+    open: 2,
+    maxConnections: null,
     packets: { original: 10, reply: 12 },
     bytes: { original: 1000, reply: 1200 },
   };

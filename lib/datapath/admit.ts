@@ -47,7 +47,7 @@ export const SENT_STATELESS = -2;
 /**
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
- * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
+ * 1. the client is inside sourceRanges and is no VIP or snat address itself (a reply to it would come back to weir);
  * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
  *    refused;
  * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
@@ -109,7 +109,7 @@ export class Admission implements PortProbe {
       this.#core.drop(REASON['not-in-source-range']);
       return -1;
     }
-    if (this.#core.vipBits(packet.source) !== 0) {
+    if (this.#core.isOwn(packet.source)) {
       this.#core.drop(REASON['hairpin-refused']);
       return -1;
     }

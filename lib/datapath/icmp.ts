@@ -70,7 +70,7 @@ export class IcmpStage {
     else if (vipBits === 0) core.drop(REASON['untracked-reply']);
     else if (type !== icmp.ECHO_REQUEST) core.drop(REASON['icmp-unknown-flow']);
     else if ((vipBits & VIP_ECHO) === 0) core.drop(REASON['echo-off']);
-    else core.answer(answerEcho, REASON.echo);
+    else core.answer(answerEcho, REASON.echo, REASON['icmp-unknown-flow']);
   }
 
   /**

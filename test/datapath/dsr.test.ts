@@ -243,6 +243,34 @@ t.test('a configuration without a tunnel has no place for its flows', async (t) 
   t.equal(describe(moved.out[0]!.bytes), 'tcp 10.1.0.2:40000 > 10.2.0.11:8080 A seq=0', 'the flow begins anew without');
 });
 
+t.test('a service in another mode has no tunnels for its flows, but for those that are drained', async (t) => {
+  const both = `${B1}, ${B2}`;
+  const dnat = (backends: string): string =>
+    config({ backends: backends.replaceAll(/, node: [\d.]+/g, '') }).replaceAll('mode: dsr,', '');
+  const ack = { ...client, flags: 'A', seq: 2, ack: 9 };
+  const pipeline = new TestPipeline(config({ backends: both }));
+  const { backend } = pipeline.send(tcp({ ...client, flags: 'S', seq: 1 }));
+  pipeline.send(udp(query));
+  const [stays, leaves] = backend === 'b1' ? [B1, B2] : [B2, B1];
+
+  pipeline.configure(dnat(leaves));
+  t.match(describe(pipeline.send(tcp(ack)).out[0]!.bytes), / > 192\.0\.2\.1[12] /, 'to the node it was at');
+
+  pipeline.configure(config({ backends: both }));
+  pipeline.configure(dnat(stays));
+  const moved = pipeline.send(tcp(ack));
+  t.match(moved, { verdict: 'forward', backend, direction: 'original' });
+  t.match(describe(moved.out[0]!.bytes), /^tcp 10\.1\.0\.2:40000 > 10\.2\.0\.1[12]:8080 A seq=2 ack=9$/);
+  const answer = {
+    src: backend === 'b1' ? '10.2.0.11' : '10.2.0.12',
+    sport: 8080,
+    dst: client.src,
+    dport: client.sport,
+  };
+  t.match(pipeline.send(tcp({ ...answer, flags: 'A', seq: 9, ack: 2 })), { direction: 'reply', state: 'ESTABLISHED' });
+  t.match(describe(pipeline.send(udp(query)).out[0]!.bytes), /^udp 10\.1\.0\.2:5000 > 10\.2\.0\.1[12]:8080/);
+});
+
 t.test('ICMP errors from the client’s side go to the owner of the flow, translated', async (t) => {
   for (const option of ['always', 'syn']) {
     const pipeline = new TestPipeline(config({ tunnel: `option: ${option},` }));

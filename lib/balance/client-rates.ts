@@ -10,7 +10,7 @@
  * Buckets lie in sets of WAYS, the hash says which. Of a set that is taken the bucket goes that will be full first: who had it may
  * open more than it should within the second that is left. Nothing is allocated, however many sources are forged.
  *
- *     bucket: words | service | client |   doubles | full at, ms |
+ *     bucket, 16 bytes: | service i32 | client i32 | full at, ms f64 |          a set: 64 bytes
  *
  * Rejected: the windows of nat/rate-limit.ts, which are for a limit that is told in windows ("50 of 60"); an LRU cache, which allocates
  * for each forged source.
@@ -22,8 +22,8 @@ const WAYS = 4;
 const BURST_MS = 1000;
 
 export class ClientRates {
-  readonly #keys = new Int32Array(SETS * WAYS * 2);
-  readonly #fullAt = new Float64Array(SETS * WAYS);
+  readonly #doubles = new Float64Array(SETS * WAYS * 2);
+  readonly #words = new Int32Array(this.#doubles.buffer);
 
   /**
    * Whether a client may open one more connection now.
@@ -37,21 +37,21 @@ export class ClientRates {
     const stepMs = BURST_MS / perSecond;
     // Makes up for what adding fractions loses.
     const toleranceMs = Math.min(0.1, stepMs / 100);
-    return this.#fullAt[at]! + stepMs - nowMs <= BURST_MS + toleranceMs;
+    return this.#doubles[at * 2 + 1]! + stepMs - nowMs <= BURST_MS + toleranceMs;
   }
 
   /** Counts a connection that was opened. Parameters as for `allows`. */
   count(service: number, client: number, hash: number, perSecond: number, nowMs: number): void {
     const found = this.#find(service, client, hash);
     const at = found < 0 ? this.#claim(service, client, hash) : found;
-    const before = found < 0 ? nowMs : Math.max(this.#fullAt[at]!, nowMs);
-    this.#fullAt[at] = before + BURST_MS / perSecond;
+    const before = found < 0 ? nowMs : Math.max(this.#doubles[at * 2 + 1]!, nowMs);
+    this.#doubles[at * 2 + 1] = before + BURST_MS / perSecond;
   }
 
   #find(service: number, client: number, hash: number): number {
     const first = setOf(hash);
     for (let at = first; at < first + WAYS; at++) {
-      if (this.#keys[at * 2] === service && this.#keys[at * 2 + 1] === client) return at;
+      if (this.#words[at * 4] === service && this.#words[at * 4 + 1] === client) return at;
     }
     return -1;
   }
@@ -60,10 +60,10 @@ export class ClientRates {
     const first = setOf(hash);
     let at = first;
     for (let other = first + 1; other < first + WAYS; other++) {
-      if (this.#fullAt[other]! < this.#fullAt[at]!) at = other;
+      if (this.#doubles[other * 2 + 1]! < this.#doubles[at * 2 + 1]!) at = other;
     }
-    this.#keys[at * 2] = service;
-    this.#keys[at * 2 + 1] = client;
+    this.#words[at * 4] = service;
+    this.#words[at * 4 + 1] = client;
     return at;
   }
 }

@@ -1,7 +1,6 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
 import { pickWeighted } from '../balance/pick.js';
-import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
@@ -14,10 +13,8 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
-
-import { LimitStage } from './limits.js';
+import { isInSourceRanges, LimitStage } from './limits.js';
 import { choiceOfHash, ReplyPickUp } from './pick-up.js';
-
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -34,8 +31,6 @@ import {
   MODE_DSR,
   MODE_SNAT,
   NO_BACKEND_DROP,
-  RANGES_AT,
-  RANGES_COUNT,
   SERVICE_FLAGS,
   SERVICE_LIMITED,
   SERVICE_MAGLEV,
@@ -112,8 +107,7 @@ export class Admission implements PortProbe {
     const isTcp = packet.protocol === PROTO_TCP;
     this.#core.noteChoice(service, 0);
 
-    const isOpen = services[row + RANGES_COUNT] === 0;
-    if (!isOpen && !contains(snapshot.ranges, services[row + RANGES_AT]!, packet.source)) {
+    if (!isInSourceRanges(snapshot, row, packet.source)) {
       this.#core.drop(REASON['not-in-source-range']);
       return -1;
     }
@@ -167,7 +161,8 @@ export class Admission implements PortProbe {
 
     const record = this.#insert(service, isDsr ? TYPE_SVC : TYPE_OUT);
     if (record < 0) {
-      if (isByHash && this.#returnAddress === packet.source && (isDsr || this.#isOfHash(row))) {
+      const isFoundAgain = isByHash && choice === wanted && (isDsr || this.#isOfHash(row));
+      if (isFoundAgain && this.#returnAddress === packet.source) {
         this.#core.stats[STAT_STATELESS]! += 1;
         const untilMs = this.#core.nowMs + snapshot.recoveryMs;
         if (isDsr) this.#forwardStateless(true, true);

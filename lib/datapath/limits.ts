@@ -1,6 +1,7 @@
 import { ClientRates } from '../balance/client-rates.js';
 import { flowHash } from '../balance/flow-hash.js';
 import { pickMaglevWhere, pickWeightedWhere } from '../balance/pick.js';
+import { contains } from '../balance/ranges.js';
 import type { OpenCounts } from '../conntrack/open-counts.js';
 import type { Core } from './core.js';
 import { selectionHash } from './pick-up.js';
@@ -13,9 +14,17 @@ import {
   MAGLEV_AT,
   MAGLEV_SIZE,
   MODE_DSR,
+  RANGES_AT,
+  RANGES_COUNT,
   SERVICE_CONNECTIONS,
   SERVICE_MODE,
+  type Snapshot,
 } from './snapshot.js';
+
+/** Whether the service in `row` of `services` may be used by a client at all. */
+export function isInSourceRanges({ services, ranges }: Snapshot, row: number, client: number): boolean {
+  return services[row + RANGES_COUNT] === 0 || contains(ranges, services[row + RANGES_AT]!, client);
+}
 
 /** Expired records that are removed at once in search of the one that makes room: a tenth of a millisecond. */
 const REAPED_AT_ONCE = 512;
@@ -39,6 +48,8 @@ const REAPED_AT_ONCE = 512;
 export class LimitStage {
   readonly #core: Core;
   readonly #rates = new ClientRates();
+  /** Of the service and the client that `allowsClient` was asked about. */
+  #hash = 0;
   /** Where the service's choices begin in the snapshot, for what follows. */
   #choicesAt = 0;
   /** What has expired has been searched for already. */
@@ -56,7 +67,9 @@ export class LimitStage {
   allowsClient(service: number, row: number): boolean {
     const { packet, snapshot, nowMs } = this.#core;
     const perSecond = snapshot.services[row + CLIENT_CONNECTIONS]!;
-    return perSecond === 0 || this.#rates.allows(service, packet.source, this.#hashOf(service), perSecond, nowMs);
+    if (perSecond === 0) return true;
+    this.#hash = this.#core.tableOf(packet.protocol).hash(packet.source, service, 0, 0);
+    return this.#rates.allows(service, packet.source, this.#hash, perSecond, nowMs);
   }
 
   /** The choice itself while its backend has room, else another that has; -1: none has, or the service has none. */
@@ -82,11 +95,11 @@ export class LimitStage {
     return !this.#isFull(this.#open.backends, backend, this.#limitOf(backend));
   }
 
-  /** The packet in hand has opened a connection. */
+  /** The packet in hand has opened a connection, after `allowsClient`. */
   opened(service: number, row: number): void {
     const { packet, snapshot, nowMs } = this.#core;
     const perSecond = snapshot.services[row + CLIENT_CONNECTIONS]!;
-    if (perSecond !== 0) this.#rates.count(service, packet.source, this.#hashOf(service), perSecond, nowMs);
+    if (perSecond !== 0) this.#rates.count(service, packet.source, this.#hash, perSecond, nowMs);
   }
 
   /** Whether as many connections are open as may be, when what has expired is gone. @param limit 0: any number */
@@ -109,10 +122,5 @@ export class LimitStage {
 
   #backendOf(choice: number): number {
     return this.#core.snapshot.choices[(this.#choicesAt + choice) * 2]!;
-  }
-
-  #hashOf(service: number): number {
-    const { source, protocol } = this.#core.packet;
-    return this.#core.tableOf(protocol).hash(source, service, 0, 0);
   }
 }

@@ -217,6 +217,19 @@ t.test('direct server return counts what the gateway sees', async (t) => {
   const lots = new TestPipeline(dsr.config({ web: 'algorithm: random,', backends }));
   const verdicts = Array.from({ length: 41 }, (_, i) => lots.send(syn(i + 1)).reason);
   t.same(verdicts, [...Array<string>(40).fill(''), 'rst-connection-limit'], 'by lot, each up to its limit');
+
+  // Without a record only the hash leads on: not to where a flow is led for want of room.
+  const free = new TestPipeline(dsr.config({ backends: `${dsr.B1}, ${dsr.B2}` }));
+  const ports = Array.from({ length: 40 }, (_, i) => i + 1);
+  const home = new Map(ports.map((sport) => [sport, free.send(syn(sport)).backend]));
+  const [first, second] = ports.filter((sport) => home.get(sport) === 'b1');
+  const few = `${dsr.B1.replace('}', ', maxConnections: 1 }')}, ${dsr.B2}`;
+  const full = new TestPipeline(dsr.config({ backends: few }), { tcpEntries: 1 });
+  full.send(syn(first!));
+  for (const seq of [1001, 1002]) full.send(tcp({ ...from(first!), flags: 'A', seq, ack: 1 }));
+  t.match(full.send(syn(second!)), { verdict: 'drop', reason: 'table-full', backend: 'b2' });
+  const third = ports.find((sport) => home.get(sport) === 'b2')!;
+  t.match(full.send(syn(third)), { verdict: 'forward', state: '', backend: 'b2' });
 });
 
 t.test('flows without a record are nobody’s connection', async (t) => {

@@ -164,7 +164,7 @@ export class IcmpStage {
     const choice = choiceOfHash(snapshot, row, client, quote.ports & 0xffff, vipPort, protocol);
     const id = choices[(services[row + CHOICES_AT]! + choice) * 2]!;
     const backend = backends[id * BACKEND_WORDS + BACKEND_ADDRESS]!;
-    if (backend === client) return false;
+    if (backend === client || core.isOwn(client)) return false;
     core.noteChoice(service, id);
     const node = this.#dsr.nodeOf(id);
     if (!this.#dsr.accepts(node)) return true;

@@ -2,6 +2,7 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import { METRICS } from '../lib/admin/metric-table.js';
 import { ERROR_MEANINGS } from '../lib/base/errors.js';
 import { REASON_KINDS, REASON_NAMES } from '../lib/base/reasons.js';
 
@@ -43,6 +44,31 @@ t.test('every error code is documented', async (t) => {
     Object.keys(ERROR_MEANINGS),
   );
   for (const { name, text } of documented) t.ok(text.length > 40, `${name} is explained`);
+});
+
+/** The rows of all tables, by the cells of each; without heads. */
+function rows(text: string): string[][] {
+  const lines = text.split('\n').filter((line, i, all) => line.startsWith('|') && !/^\|-/.test(all[i + 1] ?? ''));
+  return lines
+    .filter((line) => !line.startsWith('|-'))
+    .map((line) =>
+      line
+        .slice(1, -1)
+        .split('|')
+        .map((cell) => cell.trim()),
+    );
+}
+
+t.test('every metric is documented, with type, labels, meaning and an example that names it', async (t) => {
+  const documented = new Map(rows(read('docs/metrics.md')).map(([name, ...rest]) => [name!.replaceAll('`', ''), rest]));
+  t.strictSame([...documented.keys()].sort(), METRICS.map(({ name }) => name).sort());
+  for (const metric of METRICS) {
+    const [type, labels, meaning, example] = documented.get(metric.name) ?? [];
+    const wanted = metric.type === 'histogram' ? [] : (metric.labels ?? []);
+    t.strictSame([type, labels], [metric.type, wanted.map((label) => `\`${label}\``).join(', ')], metric.name);
+    t.ok(meaning!.length > 10, `${metric.name} is explained`);
+    t.match(example, new RegExp(`\\b${metric.name}(_bucket)?\\b`));
+  }
 });
 
 t.test('every dependency is documented, with its licence', async (t) => {

@@ -47,7 +47,8 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
       method: 'GET',
       path: '/metrics',
       isPublic: true,
-      answer: async (context) => context.body(await metrics.scrape(), 200, { 'content-type': metrics.contentType }),
+      answer: (context) =>
+        context.body(ReadableStream.from(paced(metrics.scrape(), weir)), 200, { 'content-type': metrics.contentType }),
     },
   ];
   const app = new Hono();
@@ -139,11 +140,11 @@ function requireFormat(format: string, known: readonly string[]): void {
 }
 
 /** One chunk each time the reader wants one, everything else had its turn, and the packets have theirs. */
-async function* paced(chunks: Iterable<string>, weir: RunningWeir): AsyncGenerator<Uint8Array> {
+async function* paced(chunks: Iterable<string> | AsyncIterable<string>, weir: RunningWeir): AsyncGenerator<Uint8Array> {
   const encoder = new TextEncoder();
   const pace = new Pace(performance.now(), weir.packetsRead());
-  for (const chunk of chunks) {
-    yield encoder.encode(chunk);
+  for await (const chunk of chunks) {
+    if (chunk !== '') yield encoder.encode(chunk);
     const restMs = pace.restMs(performance.now(), weir.packetsRead());
     await (restMs > 0 ? setTimeout(restMs) : setImmediate());
   }

@@ -129,6 +129,9 @@ function addRunningCommands(program: Command): void {
   withSocket(command(program, 'services', 'List services and backends, with what they carry.', 'services'))
     .addOption(table())
     .action(async (options) => (await running()).services(options));
+  withSocket(command(program, 'metrics', 'Print what Prometheus would scrape: docs/metrics.md.', 'metrics')).action(
+    async (options) => (await running()).metrics(options),
+  );
   for (const [name, description] of [
     [
       'drain',

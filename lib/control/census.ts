@@ -1,5 +1,5 @@
-import { BACKEND_ID, STATE, STATE_NAMES } from '../conntrack/record.js';
-import type { TableReader } from '../conntrack/table-reader.js';
+import { STATE_NAMES } from '../conntrack/record.js';
+import type { TableReader, Tally } from '../conntrack/table-reader.js';
 
 /** The live connections of the tables, counted by one walk over all records. */
 export interface Census {
@@ -7,27 +7,40 @@ export interface Census {
   readonly live: readonly number[];
   /** Per table, by STATE_*. */
   readonly states: readonly Float64Array[];
-  /** By backend id. */
+  /** By backend id; under 0 those whose backend means nothing any more. */
   readonly backends: Float64Array;
+  /** The same of connections that reach their backend from an snat address: each has a port of it. */
+  readonly snatPorts: Float64Array;
 }
 
-/** @param backendRows ids are below this; a record with another is counted under 0 */
+/** Records counted between two rests: some 2 ms. */
+const SLICE_RECORDS = 8192;
+
+/** @param backendRows ids are below this */
 export function takeCensus(readers: readonly TableReader[], nowMs: number, backendRows: number): Census {
-  const backends = new Float64Array(Math.max(1, backendRows));
-  const live: number[] = [];
-  const states: Float64Array[] = [];
-  for (const reader of readers) {
-    const { words, bytes } = reader;
-    const ofState = new Float64Array(STATE_NAMES.length);
-    let count = 0;
-    reader.forEachLive(nowMs, () => {
-      count++;
-      const backend = words[BACKEND_ID]!;
-      ofState[bytes[STATE]!]! += 1;
-      backends[backend > 0 && backend < backendRows ? backend : 0]! += 1;
-    });
-    live.push(count);
-    states.push(ofState);
+  const steps = censusInSteps(readers, nowMs, backendRows);
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done) return value;
   }
-  return { live, states, backends };
+}
+
+/** The same with rests in between, for whoever has other things to do. Connections come and go meanwhile, as in a list. */
+export function* censusInSteps(
+  readers: readonly TableReader[],
+  nowMs: number,
+  backendRows: number,
+): Generator<void, Census> {
+  const backends = new Float64Array(Math.max(1, backendRows));
+  const snatPorts = new Float64Array(backends.length);
+  const tallies: Tally[] = [];
+  for (const reader of readers) {
+    const tally = { live: 0, states: new Float64Array(STATE_NAMES.length), backends, snatPorts };
+    for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
+      reader.tally(first, SLICE_RECORDS, nowMs, tally);
+      yield;
+    }
+    tallies.push(tally);
+  }
+  return { live: tallies.map(({ live }) => live), states: tallies.map(({ states }) => states), backends, snatPorts };
 }

@@ -1,5 +1,6 @@
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
+import { readHistogram } from '../base/histogram.js';
 import { REASON_KINDS, REASON_NAMES } from '../base/reasons.js';
 import { readCollectionFigures } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
@@ -11,7 +12,7 @@ import * as STATS from '../datapath/stats.js';
 import type { Tun } from '../io/tun.js';
 import { formatIpv4 } from '../wire/address.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
-import { type Census, takeCensus } from './census.js';
+import { type Census, censusInSteps, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
 import { noSuchService } from './find-backend.js';
@@ -33,6 +34,7 @@ import type {
   FlushView,
   HealthView,
   ImportView,
+  LoopView,
   NodeView,
   Overview,
   ReloadView,
@@ -46,6 +48,11 @@ import type {
 
 /** Records the data path removes between two batches: well under 1 ms. */
 const FLUSH_RECORDS = 2048;
+
+/** Of histograms, as powers of two: a batch has up to 64 packets, and takes some time between 4 µs and 0.5 s. */
+const LAST_SIZE_BUCKET = 6;
+const FIRST_TIME_BUCKET = 2;
+const LAST_TIME_BUCKET = 19;
 
 export interface ObserverParts {
   readonly version: string;
@@ -89,9 +96,17 @@ export class Observer implements RunningWeir {
     return this.#conntrack(this.#census());
   }
 
-  overview(): Overview {
-    const census = this.#census();
-    return { status: this.#status(census.live), services: this.#services(census), conntrack: this.#conntrack(census) };
+  *overview(): Generator<void, Overview> {
+    const { readers, desired, clock } = this.#parts;
+    const census = yield* censusInSteps([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
+    const { addresses, firstPort, lastPort } = desired.config.snat;
+    return {
+      status: this.#status(census.live),
+      services: this.#services(census),
+      conntrack: this.#conntrack(census),
+      loop: this.#loop(),
+      snatPortsPerBackend: addresses.length * (lastPort - firstPort + 1),
+    };
   }
 
   packetsRead(): number {
@@ -229,14 +244,15 @@ export class Observer implements RunningWeir {
 
   #config(): ConfigView {
     const { desired, reloader, clock } = this.#parts;
-    const { success, at, message } = reloader.last;
+    const { success, at, message, tookMs } = reloader.last;
     return {
       path: reloader.configPath,
       version: reloader.version,
       ...countParts(desired.config),
       appliedAt: reloader.appliedAt.toISOString(),
       ageSeconds: seconds(clock.nowMs() - reloader.appliedMs),
-      lastReload: { success, at: at.toISOString(), message },
+      lastReload: { success, at: at.toISOString(), message, seconds: seconds(tookMs) },
+      reloads: { applied: reloader.version - 1, refused: reloader.refusals },
     };
   }
 
@@ -258,12 +274,22 @@ export class Observer implements RunningWeir {
     };
   }
 
-  #services({ backends: flows }: Census): ServiceView[] {
+  #loop(): LoopView {
+    const { stats } = this.#parts.path;
+    return {
+      batchPackets: readHistogram(stats, STATS.STAT_BATCH_SIZES, 0, LAST_SIZE_BUCKET),
+      batchSeconds: readHistogram(stats, STATS.STAT_BATCH_TIMES, FIRST_TIME_BUCKET, LAST_TIME_BUCKET, 1e-6),
+      longestBatchSeconds: stats[STATS.STAT_SLOWEST_BATCH_MS]! / 1000,
+      idleWakeups: stats[STATS.STAT_IDLE_WAKEUPS]!,
+    };
+  }
+
+  #services(census: Census): ServiceView[] {
     const { desired } = this.#parts;
     const removed = desired.removedBackends();
     const views = desired.configured().map(({ service, id, backends }): ServiceView => {
       const configured = backends.map(({ backend, id }) =>
-        this.#backend(desired.identities.backendById(id)!, backend.weight, false, flows),
+        this.#backend(desired.identities.backendById(id)!, backend.weight, false, census),
       );
       return {
         name: service.name,
@@ -273,13 +299,13 @@ export class Observer implements RunningWeir {
         algorithm: service.algorithm,
         mode: service.mode,
         removed: false,
-        backends: [...configured, ...this.#removedOf(id, removed, flows)],
+        backends: [...configured, ...this.#removedOf(id, removed, census)],
       };
     });
-    return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, flows))];
+    return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, census))];
   }
 
-  #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], flows: Float64Array): ServiceView {
+  #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], census: Census): ServiceView {
     const { services } = this.#parts.desired.snapshot;
     const row = identity.id * S.SERVICE_WORDS;
     return {
@@ -290,15 +316,15 @@ export class Observer implements RunningWeir {
       algorithm: services[row + S.SERVICE_FLAGS]! & S.SERVICE_MAGLEV ? 'maglev' : 'random',
       mode: ['dnat', 'snat', 'dsr'][services[row + S.SERVICE_MODE]!]!,
       removed: true,
-      backends: this.#removedOf(identity.id, removed, flows),
+      backends: this.#removedOf(identity.id, removed, census),
     };
   }
 
-  #removedOf(service: number, removed: readonly BackendIdentity[], flows: Float64Array): BackendView[] {
-    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, 0, true, flows));
+  #removedOf(service: number, removed: readonly BackendIdentity[], census: Census): BackendView[] {
+    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, 0, true, census));
   }
 
-  #backend(identity: BackendIdentity, weight: number, removed: boolean, flows: Float64Array): BackendView {
+  #backend(identity: BackendIdentity, weight: number, removed: boolean, census: Census): BackendView {
     const { desired, checker } = this.#parts;
     const { id, name, address, port } = identity;
     const { counters, backends } = desired.snapshot;
@@ -317,7 +343,9 @@ export class Observer implements RunningWeir {
       health: health === undefined ? null : healthView(health),
       signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
       connections: counters[row + S.COUNTER_CONNECTIONS]!,
-      flows: flows[id] ?? 0,
+      closed: counters[row + S.COUNTER_CLOSED]!,
+      flows: census.backends[id] ?? 0,
+      snatPorts: census.snatPorts[id] ?? 0,
       packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
       bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
     };
@@ -325,7 +353,7 @@ export class Observer implements RunningWeir {
 
   #conntrack({ live, states }: Census): ConntrackView {
     const { readers, tables, path } = this.#parts;
-    const { runs, intervalMs, lastPassMs, longestSliceMs, lastDeleted } = readCollectionFigures(tables.tcp);
+    const { runs, intervalMs, lastPassMs, longestSliceMs, totalMs, lastDeleted } = readCollectionFigures(tables.tcp);
     const drops = Object.entries(reasonsOf(path.stats, 'drop')).filter(([, count]) => count > 0);
     return {
       tables: { tcp: tableView(readers.tcp, live[0]!, states[0]!), any: tableView(readers.any, live[1]!, states[1]!) },
@@ -334,6 +362,7 @@ export class Observer implements RunningWeir {
         intervalSeconds: intervalMs / 1000,
         lastPassSeconds: lastPassMs / 1000,
         longestSliceSeconds: longestSliceMs / 1000,
+        totalSeconds: totalMs / 1000,
         lastDeleted,
       },
       drops: Object.fromEntries(drops),

@@ -15,6 +15,7 @@ import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import {
+  COUNTER_CLOSED,
   COUNTER_REFUSED,
   COUNTER_ROWS,
   COUNTER_RX_BYTES,
@@ -85,6 +86,7 @@ export class Core {
     this.affinityEntries = parts.affinityEntries;
     this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
     this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
+    for (const table of [this.tcp, this.any]) table.onClosed = (backend) => this.#count(backend, COUNTER_CLOSED);
   }
 
   /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */

@@ -147,6 +147,22 @@ t.test('metrics', async (t) => {
     ['weir_bytes_total{service="web",backend="b2",direction="reply"}', 1200],
     ['weir_connections_total{service="web",backend="b1"}', 4],
     ['weir_connections_active{service="web",backend="b1"}', 3],
+    ['weir_connections_closed_total{service="web",backend="b1"}', 1],
+    ['weir_snat_ports_used{service="web",backend="b1"}', undefined],
+    ['weir_snat_ports_limit', 32768],
+    ['weir_config_reloads_total{result="refused"}', 1],
+    ['weir_config_last_reload_duration_seconds', 0.012],
+    ['weir_conntrack_gc_duration_seconds_total', 0.007],
+    ['weir_batch_packets_bucket{le="1"}', 2],
+    ['weir_batch_packets_bucket{le="2"}', 3],
+    ['weir_batch_packets_bucket{le="+Inf"}', 4],
+    ['weir_batch_packets_count', 4],
+    ['weir_batch_duration_seconds_sum', 9.5],
+    ['weir_batch_longest_seconds', 0.25],
+    [
+      'weir_device_info{device="weir0",engine="io_uring",vnet_header="true",csum="true",tso4="true",tso6="true",uso="false"}',
+      1,
+    ],
     ['weir_drops_total{reason="malformed"}', 2],
     ['weir_drops_total{reason="table-full"}', 0],
     ['weir_replies_total{reason="echo"}', 1],
@@ -186,6 +202,13 @@ t.test('metrics', async (t) => {
   ] as const) {
     t.equal(sick.get(name), value, name);
   }
+  weir.backends = [{ ...backend('b1'), snatPorts: 5 }];
+  t.equal((await scrape()).get('weir_snat_ports_used{service="web",backend="b1"}'), 5);
+  weir.backends = Array.from({ length: 2500 }, (_, i) => backend(`many-${i}`));
+  const [text, again] = await Promise.all([0, 0].map(async () => (await app.request('/metrics')).text()));
+  t.equal(text!.replace(/^weir_resident.*$/m, ''), again!.replace(/^weir_resident.*$/m, ''), 'two scrapes at once');
+  t.equal([...series(text!).keys()].filter((name) => name.startsWith('weir_packets_total')).length, 5000);
+  t.equal(text!.match(/^# TYPE weir_packets_total counter$/gm)!.length, 1, 'what is written in pieces has one head');
   weir.backends = [backend('b1'), backend('b1')];
   t.equal(
     (await scrape()).get('weir_connections_total{service="web",backend="b1"}'),

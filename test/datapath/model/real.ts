@@ -1,8 +1,9 @@
 import { REASON_NAMES } from '../../../lib/base/reasons.js';
 import type { FlowTable } from '../../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../../lib/conntrack/gc.js';
+import { BACKEND_ID, RECORD_WORDS } from '../../../lib/conntrack/record.js';
 import { flagNames, listFlows } from '../../../lib/control/flows.js';
-import { COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
+import { COUNTER_CLOSED, COUNTER_CONNECTIONS, COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
 import { STAT_CUT, STAT_FORWARDED, STAT_PICKED_UP, STAT_REASONS, STAT_STATELESS } from '../../../lib/datapath/stats.js';
 import { MemoryDevice, type MemoryPacket } from '../../../lib/io/memory-device.js';
 import { formatEndpoint } from '../../../lib/wire/address.js';
@@ -123,9 +124,24 @@ export function compare(model: GatewayModel, real: Real): void {
   for (const [key, id] of real.ids) {
     const { packets, bytes, begun } = model.ends.counters.get(key) ?? NOTHING;
     const wanted = [packets.original, bytes.original, packets.reply, bytes.reply, begun];
-    same(`counters of ${key}`, [...rows.subarray(id * COUNTER_ROWS, (id + 1) * COUNTER_ROWS)], wanted);
+    const row = [...rows.subarray(id * COUNTER_ROWS, (id + 1) * COUNTER_ROWS)];
+    same(`counters of ${key}`, row.slice(0, wanted.length), wanted);
+    const unbegun = recordsOf(pipeline, id) + row[COUNTER_CLOSED]! - row[COUNTER_CONNECTIONS]!;
+    // Those that replies brought back were not begun.
+    same(`${key} closed none too often or too seldom`, unbegun >= 0 && unbegun <= pickedUp, true);
   }
   same('slots held', pipeline.device.slotsHeld, 0);
+}
+
+/** Records that name a backend, expired ones among them. */
+function recordsOf({ tcp, any }: TestPipeline, backend: number): number {
+  let count = 0;
+  for (const table of [tcp, any]) {
+    for (let record = 0; record < table.highWater; record++) {
+      if (table.read(record) >= 0 && table.words[record * RECORD_WORDS + BACKEND_ID] === backend) count++;
+    }
+  }
+  return count;
 }
 
 /** The twin has come to the same. */

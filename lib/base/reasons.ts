@@ -24,7 +24,7 @@ const TABLE = [
   [
     'hairpin-refused',
     'drop',
-    'The chosen backend is the client itself, or the client is a VIP; dnat cannot serve that.',
+    'The chosen backend is the client itself, or the client is a VIP or an snat address; dnat cannot serve that.',
   ],
   ['fragment-expired', 'drop', 'A held fragment waited 1 s and its first fragment never came.'],
   ['fragment-limit', 'drop', 'Too many fragments wait for their first one, in all or for this datagram.'],

@@ -1,6 +1,6 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
-import { pickMaglev, pickWeighted } from '../balance/pick.js';
+import { pickWeighted } from '../balance/pick.js';
 import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
@@ -14,7 +14,7 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
-import { ReplyPickUp, selectionHash } from './pick-up.js';
+import { choiceOfHash, ReplyPickUp } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -27,7 +27,6 @@ import {
   CHOICES_WEIGHT,
   COUNTER_CONNECTIONS,
   COUNTER_ROWS,
-  MAGLEV_AT,
   MAGLEV_SIZE,
   MODE_DSR,
   MODE_SNAT,
@@ -48,14 +47,13 @@ export const SENT_STATELESS = -2;
 /**
  * Admission: what happens to the first packet of a flow. The slow path: once per connection.
  *
- * 1. the client is inside sourceRanges and is not a VIP itself (a reply to it would come back to weir for ever);
+ * 1. the client is inside sourceRanges and is no VIP or snat address itself (a reply to it would come back to weir);
  * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
  *    refused;
  * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
  *    by the hash;
  * 4. its reply tuple must be free. Taken by a closing or expired flow: that one goes. Taken by a live one: another source
  *    port if there is an snat pool, else the next backend in order, else refused. The chosen backend being the client itself
- *    (hairpin) needs a source of weir's own in the same way;
  *    (hairpin) needs a source of weir's own in the same way. In dsr replies do not come here, so that only a hairpin is
  *    refused, and a packet that does not fit the tunnel;
  * 5. one record under two keys, in dsr under one. No room: a flow that the hash alone decides goes on without, any other is
@@ -111,7 +109,7 @@ export class Admission implements PortProbe {
       this.#core.drop(REASON['not-in-source-range']);
       return -1;
     }
-    if (this.#core.vipBits(packet.source) !== 0) {
+    if (this.#core.isOwn(packet.source)) {
       this.#core.drop(REASON['hairpin-refused']);
       return -1;
     }
@@ -225,13 +223,8 @@ export class Admission implements PortProbe {
   /** The choice that the client's hash leads to. In dsr it draws the lots of `random` as well. */
   #choiceOfHash(row: number): number {
     const { packet, snapshot } = this.#core;
-    const { services, choices } = snapshot;
     const { source, sourcePort, destinationPort, protocol } = packet;
-    const hash = selectionHash(snapshot, row, source, sourcePort, destinationPort, protocol);
-    const size = services[row + MAGLEV_SIZE]!;
-    if (size !== 0) return pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, size, hash);
-    const at = services[row + CHOICES_AT]!;
-    return pickWeighted(choices, at, services[row + CHOICES_COUNT]!, services[row + CHOICES_WEIGHT]!, hash);
+    return choiceOfHash(snapshot, row, source, sourcePort, destinationPort, protocol);
   }
 
   /** Whether the considered backend is the one that the hash leads to: neither another for a clash, nor one remembered. */

@@ -109,6 +109,11 @@ export class Core {
     return lookup(this.snapshot.snatIndex, address, 0, 0) !== 0;
   }
 
+  /** Whether what is sent to this address comes back: it is a VIP or an snat address. */
+  isOwn(address: number): boolean {
+    return this.vipBits(address) !== 0 || this.isSnatAddress(address);
+  }
+
   /** Notes which flow the packet belongs to, for whoever watches. */
   noteFlow(table: FlowTable, record: number, isReply: boolean): void {
     const { results, packet } = this;
@@ -231,12 +236,13 @@ export class Core {
     }
   }
 
-  /** Sends what `build` made of the packet, if an answer is due and within the limits. */
+  /** Sends what `build` made of the packet, or drops it by `otherwise` when no answer is due. */
   answer(
     build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void,
     reason: number,
+    otherwise: number,
   ): void {
-    if (this.#mayAnswer(reason)) {
+    if (this.#mayAnswer(otherwise)) {
       build(this.output.memory, this.packet.at, this.packet.length, this.#answer);
       this.#sendAnswer(reason);
     }
@@ -253,10 +259,10 @@ export class Core {
     rewriteIdentification(view, bytes, at, claimed);
   }
 
-  /** RFC 1122 3.2.2 and the rate limits; drops the packet itself when the answer is no. */
+  /** RFC 1122 3.2.2, weir's own addresses and the rate limits; drops the packet itself when the answer is no. */
   #mayAnswer(otherwise: number): boolean {
     const { packet } = this;
-    if (!mayAnswer(this.bytes, this.view, packet.at)) {
+    if (!mayAnswer(this.bytes, this.view, packet.at) || this.isOwn(packet.source)) {
       this.drop(otherwise);
       return false;
     }

@@ -117,7 +117,8 @@ export class CutStage {
     const word = record * RECORD_WORDS;
     if (words[word + COMMIT] === 0) return true;
     const isOver = this.#core.snapshot.cutAt[words[word + BACKEND_ID]!]! <= this.#sweepingMs;
-    if (!isOver && !this.#isOwn(words[word + BACKEND]!) && this.#core.vipBits(words[word + CLIENT]!) === 0) return true;
+    const isLost = this.#core.isOwn(words[word + BACKEND]!) || this.#core.isOwn(words[word + CLIENT]!);
+    if (!isOver && !isLost) return true;
     if (!table.isExpired(record, this.#core.nowMs)) {
       if (this.tell(table, record) < 0) return false;
       this.#core.stats[STAT_CUT]! += 1;
@@ -134,11 +135,6 @@ export class CutStage {
     const hasNumbers = (table.bytes[at + MARKS]! & (state === SYN_SENT ? MARK_SYN_SEEN : MARK_WINDOWS)) !== 0;
     const isReached = table.bytes[at + TYPE] === TYPE_SVC ? this.#core.snapshot.tunnel.address !== 0 : hasNumbers;
     return state <= ESTABLISHED && isReached ? this.#resetBoth(table, record) : 0;
-  }
-
-  /** weir's own addresses: what is sent to them comes back. */
-  #isOwn(address: number): boolean {
-    return this.#core.vipBits(address) !== 0 || this.#core.isSnatAddress(address);
   }
 
   #resetBoth(table: FlowTable, record: number): number {

@@ -14,6 +14,7 @@ import {
   REPLY_PORTS,
   RETURN,
   SEEN_NON_SYN,
+  SERVICE,
   STATE,
   TYPE,
   TYPE_SVC,
@@ -35,7 +36,15 @@ import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
 import type { Pipeline } from './pipeline.js';
-import { BACKEND_FLAGS, BACKEND_WORDS, type Snapshot, TAKES_NEW } from './snapshot.js';
+import {
+  BACKEND_FLAGS,
+  BACKEND_WORDS,
+  MODE_DSR,
+  SERVICE_MODE,
+  SERVICE_WORDS,
+  type Snapshot,
+  TAKES_NEW,
+} from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import { trackPacket } from './track.js';
 import { clearResult, type Results } from './verdict.js';
@@ -87,7 +96,7 @@ export class Gateway implements Pipeline {
     this.#dsr = new DsrStage(this.#core);
     this.#admission = new Admission(this.#core, this.#dsr);
     this.#fragments = new FragmentStage(this.#core, this.#dsr);
-    this.#icmp = new IcmpStage(this.#core, this.#dsr);
+    this.#icmp = new IcmpStage(this.#core, this.#dsr, true);
     this.#cuts = new CutStage(this.#core, this.#dsr);
   }
 
@@ -213,7 +222,7 @@ export class Gateway implements Pipeline {
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
     const at = record * RECORD_BYTES;
-    if (table.bytes[at + TYPE] === TYPE_SVC && snapshot.tunnel.address === 0) return true;
+    if (table.bytes[at + TYPE] === TYPE_SVC && this.#hasNoTunnel(table, record)) return true;
     if (packet.protocol === ipv4.PROTO_TCP) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
@@ -221,6 +230,15 @@ export class Gateway implements Pipeline {
     } else if (table.bytes[at + STATE] !== UNREPLIED) return false;
     const backend = table.words[record * RECORD_WORDS + BACKEND_ID]!;
     return (snapshot.backends[backend * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) === 0;
+  }
+
+  /** Whether the configuration has no tunnel any more for a one-way flow: its backend is no node's now. */
+  #hasNoTunnel({ words }: FlowTable, record: number): boolean {
+    const { tunnel, services, cutAt } = this.#core.snapshot;
+    const word = record * RECORD_WORDS;
+    if (tunnel.address === 0) return true;
+    const isDrained = cutAt[words[word + BACKEND_ID]!] !== Number.POSITIVE_INFINITY;
+    return !isDrained && services[words[word + SERVICE]! * SERVICE_WORDS + SERVICE_MODE] !== MODE_DSR;
   }
 
   /** A packet of a live flow: track, count, translate, send. */

@@ -119,7 +119,7 @@ export class Node implements Pipeline {
     // The stages a node has in common with the gateway ask it about one-way records, of which there are none here.
     const dsr = new DsrStage(this.#core);
     this.#fragments = new FragmentStage(this.#core, dsr);
-    this.#icmp = new IcmpStage(this.#core, dsr);
+    this.#icmp = new IcmpStage(this.#core, dsr, false);
     this.#picked = new ReplyPickUp(this.#core);
   }
 

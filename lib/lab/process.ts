@@ -80,7 +80,7 @@ export async function must(command: string, args: readonly string[], options: Ru
 }
 
 /** The command that runs a file of this folder, compiled or from source. */
-export function nodeCommand(name: 'server' | 'load'): string[] {
+export function nodeCommand(name: 'server' | 'load' | 'transfers'): string[] {
   const extension = extname(import.meta.url);
   const file = fileURLToPath(new URL(`./${name}${extension}`, import.meta.url));
   const loader = extension === '.ts' ? ['--import', import.meta.resolve('tsx')] : [];

@@ -28,6 +28,7 @@ import { build, makePlan, type Plan, rolesOf, routeToGateways, type Shape } from
  */
 
 export * from './addresses.js';
+export type { ServiceProcess } from './process.js';
 export { takeDown } from './removal.js';
 
 const STOP_LIMIT_MS = 3000;
@@ -118,6 +119,11 @@ export class Lab {
     return lab;
   }
 
+  /** The full names of all namespaces. */
+  get namespaces(): readonly string[] {
+    return rolesOf(this.plan).map((role) => this.namespace(role));
+  }
+
   /** The full name of the namespace of `client`, `gw`, `b1`, ... */
   namespace(role: string): string {
     return `${this.prefix}-${role}`;
@@ -205,11 +211,14 @@ export class Lab {
         const { status, stderr, stdout } = await ask(['reload']);
         if (status !== 0) throw new WeirError('LAB_FAILED', `weir reload failed: ${(stderr || stdout).trim()}`);
       },
-      stop: async (signal = 'SIGTERM') => {
-        this.#signal(process.pid, signal);
-        return await process.ended;
-      },
+      stop: (signal) => this.end(process, signal),
     };
+  }
+
+  /** Ends what `spawn` started and resolves when it has ended, with its status. */
+  async end({ pid, ended }: ServiceProcess, signal: NodeJS.Signals = 'SIGTERM'): Promise<number | null> {
+    for (const child of this.#children) if (child.pid === pid) child.kill(signal);
+    return await ended;
   }
 
   /** Leaves the lab standing when this process ends; `takeDown` removes it later. */
@@ -244,13 +253,8 @@ export class Lab {
     child.once('error', () => this.#children.delete(child));
   }
 
-  #signal(pid: number, signal: NodeJS.Signals): void {
-    for (const child of this.#children) if (child.pid === pid) child.kill(signal);
-  }
-
   #writeState(): void {
-    const namespaces = rolesOf(this.plan).map((role) => this.namespace(role));
-    writeState(this.prefix, { owner: process.pid, namespaces, pids: this.#daemons });
+    writeState(this.prefix, { owner: process.pid, namespaces: this.namespaces, pids: this.#daemons });
   }
 }
 

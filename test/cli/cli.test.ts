@@ -132,6 +132,8 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['ct', 'import'], /missing required argument 'file'/],
     [['ct', 'export', '-o', 'json'], /unknown option '-o'/],
+    [['lab', 'up', '--mode', 'nat'], /Allowed choices are dnat, snat, dsr\. See `weir lab up --help`/],
+    [['lab', 'up', '--failover'], /unknown option '--failover'/],
     [['drain', 'web'], /missing required argument 'backend'/],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
@@ -155,12 +157,16 @@ t.test('options reach the parts', async (t) => {
   t.strictSame([code, stderr], [0, '3 packets in 1.500 s, 2 out: forward 2, drop 1\n']);
   await weir('replay', '-c', good, ...files);
   t.equal((await weir('lab', 'demo', '--prefix', 'mine')).code, 1, 'the exit code is the part’s');
+  await weir('lab', 'demo', '--failover', '--downloads', '7', '--mode', 'dsr', '--pcap', 'links');
+  await weir('lab', 'up', '--mode', 'snat');
   const names = { in: 'in.pcap', out: 'out.pcap', json: 'out.jsonl' };
   t.strictSame(asked, [
     ['run', { config: good, socket: '/tmp/s', pretty: true }],
     ['replay', { config: good, ...names, conntrack: 'ct.json', timeline: 't.jsonl', seed: -7, recovering: true }],
     ['replay', { config: good, ...names, seed: 1 }],
     ['lab', 'demo', { prefix: 'mine' }],
+    ['lab', 'demo', { prefix: 'weir', failover: true, downloads: 7, mode: 'dsr', pcap: 'links' }],
+    ['lab', 'up', { prefix: 'weir', mode: 'snat' }],
   ]);
 });
 

@@ -2,10 +2,9 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import t, { type Test } from 'tap';
-import type { LoadReport } from '../../lib/lab/load.js';
-import { nodeCommand } from '../../lib/lab/process.js';
 import { CLIENT_ADDRESS, type Lab, VIP, type WeirProcess } from '../../lib/lab/topology.js';
 import { createGatewayLab, gatewayConfig, IPERF_PORT, PORTS } from '../support/gateway-lab.js';
+import { Load } from '../support/load.js';
 import { needsRoot } from '../support/skip.js';
 
 /** How long half-closed connections go on. 30 by hand; in between, what says the same in the time a test may take. */
@@ -255,22 +254,6 @@ async function iperf(t: Test, lab: Lab, seconds: number): Promise<number> {
   return end.sum_received.bits_per_second / 1e9;
 }
 
-/** Connections to the VIP from lib/lab/load.ts: its reports as they come, and its end. */
-function startLoad(lab: Lab, ...args: string[]) {
-  const [command, ...first] = nodeCommand('load');
-  const load = { report: undefined as LoadReport | undefined, stop: (): void => {}, ended: Promise.resolve() };
-  const running = lab.exec('client', command!, [...first, '--target', `${VIP}:${PORTS.dnat}`, ...args], {
-    started: (child) => {
-      load.stop = () => void child.kill('SIGTERM');
-    },
-    onOutput: (text) => {
-      for (const line of text.split('\n')) if (line.endsWith('}')) load.report = JSON.parse(line);
-    },
-  });
-  load.ended = running.then(() => {});
-  return load;
-}
-
 t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'), async (t) => {
   const lab = await createGatewayLab();
   t.teardown(() => lab.destroy());
@@ -296,7 +279,14 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
   for (const algorithm of ALGORITHMS) {
     await weir.reload(gatewayConfig(lab, { algorithm, conntrack: `{ tcpEntries: ${entries} }` }));
     const before = await stats(weir);
-    const load = startLoad(lab, '--kept', '50', '--parallel', algorithm === 'maglev' ? '1' : '0');
+    const load = new Load(
+      lab,
+      `${VIP}:${PORTS.dnat}`,
+      '--kept',
+      '50',
+      '--parallel',
+      algorithm === 'maglev' ? '1' : '0',
+    );
     await until(() => load.report?.kept.open === 50);
     const transfer = iperf(t, lab, 4);
     await sleep(500);
@@ -331,7 +321,7 @@ t.test('a table full of live connections', needsRoot(t, 'ip', 'curl'), async (t)
     const args = ['-sS', '-m', '1', '-o', '/dev/null', '-w', '%{http_code} %{size_download}\\n', ...more];
     return (await lab.exec('client', 'curl', [...args, `http://${VIP}:${port}/bytes/300000`])).stdout;
   };
-  const load = startLoad(lab, '--kept', '64', '--parallel', '0');
+  const load = new Load(lab, `${VIP}:${PORTS.dnat}`, '--kept', '64', '--parallel', '0');
   await until(async () => (await stats(weir)).tables.tcp.states.ESTABLISHED === 64);
 
   for (let i = 0; i < 10; i++) t.equal(await get(PORTS.dnat, '-m', '10'), '200 300000\n', 'maglev needs no record');

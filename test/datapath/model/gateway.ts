@@ -1,7 +1,17 @@
 import type { MemoryPacket } from '../../../lib/io/memory-device.js';
 import type { Outcome } from '../../support/pipeline.js';
 import { Ends, type Expected } from './ends.js';
-import { backendName, type Flow, Flows, isClosing, isHalfOpen, originalOf, stateOf, translate } from './flows.js';
+import {
+  backendName,
+  type Flow,
+  Flows,
+  isClosing,
+  isHalfOpen,
+  isUnanswered,
+  originalOf,
+  stateOf,
+  translate,
+} from './flows.js';
 import { type Decision, FragmentsModel } from './fragments.js';
 import { build, buildError, buildOwnUnreachable, buildRst, type IcmpError, type Packet } from './packets.js';
 import { Selection } from './selection.js';
@@ -31,7 +41,9 @@ export interface Hint {
  */
 export class GatewayModel {
   readonly world: World;
-  readonly flows = new Flows();
+  readonly flows = new Flows((flow) => {
+    if (isUnanswered(flow)) this.ends.countersOf(flow.backendKey).unanswered++;
+  });
   readonly selection: Selection;
   readonly ends = new Ends();
   nowMs: number;
@@ -154,8 +166,10 @@ export class GatewayModel {
 
   #follow(flow: Flow, side: Side, packet: Packet, isNew = false): [Expected, Flow] {
     const { segment } = packet;
+    const refusals = flow.tcp?.refusals ?? 0;
     if (segment === undefined) this.#refreshAny(flow, side);
     else this.#refreshTcp(flow, isNew ? flow.tcp!.open(side, segment) : flow.tcp!.see(side, segment));
+    this.ends.countersOf(flow.backendKey).refused += (flow.tcp?.refusals ?? 0) - refusals;
     this.#account(flow, side, packet);
     return [{ ...this.ends.forward(translate(flow, side, packet)), ...about(flow, side) }, flow];
   }

@@ -5,6 +5,7 @@ import t from 'tap';
 import { METRICS } from '../lib/admin/metric-table.js';
 import { ERROR_MEANINGS } from '../lib/base/errors.js';
 import { REASON_KINDS, REASON_NAMES } from '../lib/base/reasons.js';
+import { LOG_EVENTS } from '../lib/control/log.js';
 
 function pathOf(path: string): string {
   return fileURLToPath(new URL(`../${path}`, import.meta.url));
@@ -68,6 +69,22 @@ t.test('every metric is documented, with type, labels, meaning and an example th
     t.strictSame([type, labels], [metric.type, wanted.map((label) => `\`${label}\``).join(', ')], metric.name);
     t.ok(meaning!.length > 10, `${metric.name} is explained`);
     t.match(example, new RegExp(`\\b${metric.name}(_bucket)?\\b`));
+  }
+});
+
+t.test('every event of the log is documented, and written with the levels it says', async (t) => {
+  const documented = new Map(rows(read('docs/logs.md')).map(([name, ...rest]) => [name!.replaceAll('`', ''), rest]));
+  t.strictSame([...documented.keys()].sort(), [...LOG_EVENTS].sort());
+  const sources = readdirSync(pathOf('lib'), { recursive: true, encoding: 'utf8' })
+    .filter((name) => name.endsWith('.ts'))
+    .map((name) => read(`lib/${name}`))
+    .join('\n');
+  for (const [name, [levels, when]] of documented) {
+    t.ok(when!.length > 10, `${name} is explained`);
+    const used = new Set(
+      [...sources.matchAll(/\blog\.(\w+)\(\s*'([\w-]+)'/g)].filter((m) => m[2] === name).map((m) => m[1]!),
+    );
+    if (name !== 'suppressed') t.strictSame([...used].sort(), levels!.split(', ').sort(), name);
   }
 });
 

@@ -124,6 +124,14 @@ export class Observer implements RunningWeir {
     return this.#parts.events.watch(filter);
   }
 
+  logged(count: number): readonly string[] {
+    return this.#parts.log.history.last(count);
+  }
+
+  followLog(count: number): Watch {
+    return this.#parts.log.history.follow(count);
+  }
+
   async flush(filter: FlowFilter): Promise<FlushView> {
     this.#requireFilter(filter);
     const flushed = (await this.#flushTable('tcp', filter)) + (await this.#flushTable('any', filter));

@@ -40,6 +40,8 @@ export interface ReloaderParts {
   readonly log: EventLog;
   /** Another configuration is in use. */
   readonly onApplied?: () => void;
+  /** A file was read and is about to be judged and applied (false); that is over, one way or the other (true). */
+  readonly onLoading?: (isOver: boolean) => void;
 }
 
 /** What became of the last file that was read. */
@@ -226,6 +228,8 @@ export class Reloader {
   async #load({ fingerprint, text }: Reading): Promise<ReloadView> {
     this.#seen = fingerprint;
     const beganMs = performance.now();
+    const { onLoading } = this.#parts;
+    onLoading?.(false);
     try {
       if (typeof text !== 'string') throw text;
       const view = await this.#apply(text);
@@ -243,6 +247,8 @@ export class Reloader {
     } catch (error) {
       this.#refused(error as Error, performance.now() - beganMs);
       throw error;
+    } finally {
+      onLoading?.(true);
     }
   }
 

@@ -244,9 +244,20 @@ export interface LostView {
   readonly count: number;
 }
 
+/** A line of the log. */
+export interface LogLineView {
+  readonly level: 'info' | 'warn' | 'error';
+  readonly time: string;
+  /** By a stable name: docs/logs.md. */
+  readonly event: string;
+  readonly msg: string;
+  /** What belongs to the event. */
+  readonly [field: string]: unknown;
+}
+
 /** Somebody watches: events as they happen. */
 export interface Watch {
-  /** Lines of JSON, a FlowEventView or LostView each, as soon as there are any. The first call begins the watch. */
+  /** Lines of JSON, of one kind of view or LostView each, as soon as there are any. The first call begins the watch. */
   next(): Promise<string>;
   /** Ends it, whether or not something is waited for; that never comes then. */
   close(): void;
@@ -299,6 +310,10 @@ export interface RunningWeir {
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
   /** Events from now on. @throws WeirError USAGE on a bad filter */
   watch(filter: FlowFilter): Watch;
+  /** The last lines of the log: at most `count`. */
+  logged(count: number): readonly string[];
+  /** The same, and those to come. */
+  followLog(count: number): Watch;
   /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
   flush(filter: FlowFilter): Promise<FlushView>;
   /** All that `importFlows` needs elsewhere, in chunks of text as `listFlows`. @throws WeirError USAGE on a bad filter */

@@ -80,6 +80,9 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/ct/watch?count=1', 400, /no parameter "count"/],
     ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
     ['POST', '/v1/ct/watch', 405, /does not take POST/],
+    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
+    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
+    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);
@@ -347,6 +350,15 @@ t.test('sockets', async (t) => {
     reader.destroy();
     while (!watch!.isClosed) await setImmediate();
     t.pass('and ends with its reader, though nothing happens');
+
+    const lines = await createApp(weir, 'all').request('/v1/events?count=1');
+    t.equal(lines.headers.get('content-type'), 'application/x-ndjson');
+    t.equal(await lines.text(), weir.events.at(-1));
+    const following = await createApp(weir, 'all').request('/v1/events?follow=true');
+    const first = following.body!.getReader();
+    t.equal(new TextDecoder().decode((await first.read()).value), weir.events[0]);
+    await first.cancel();
+    t.strictSame([weir.asked.at(-1), weir.watches.at(-1)!.isClosed], ['follow 1000', true]);
 
     t.equal((await createApp(weir, 'all').request('/v1/ct/watch', { method: 'HEAD' })).status, 200);
     t.equal(weir.watches.at(-1)!.asked, 0, 'a HEAD watches nothing');

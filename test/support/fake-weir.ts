@@ -154,6 +154,18 @@ export class FakeWeir implements RunningWeir {
     return watch;
   }
 
+  logged(count: number): readonly string[] {
+    this.asked.push(`log ${count}`);
+    return this.events.slice(-count);
+  }
+
+  followLog(count: number): FakeWatch {
+    this.asked.push(`follow ${count}`);
+    const watch = new FakeWatch(this.events);
+    this.watches.push(watch);
+    return watch;
+  }
+
   exportFlows(filter: FlowFilter): Iterable<string> {
     this.asked.push(`export ${JSON.stringify(filter)}`);
     return this.chunks();

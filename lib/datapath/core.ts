@@ -16,6 +16,7 @@ import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import {
   BACKEND_WORDS,
+  COUNTER_CLOSED,
   COUNTER_REFUSED,
   COUNTER_ROWS,
   COUNTER_RX_BYTES,
@@ -87,6 +88,7 @@ export class Core {
     this.affinityEntries = parts.affinityEntries;
     this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
     this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
+    for (const table of [this.tcp, this.any]) table.onClosed = (backend) => this.#count(backend, COUNTER_CLOSED);
   }
 
   /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */

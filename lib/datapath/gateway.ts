@@ -301,6 +301,7 @@ export class Gateway implements Pipeline {
     const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
     // A client's datagram is served anew by another backend; of a one-way flow the packet knows the numbers best.
     const told = (isTcp && !isOneWay) || isReply ? this.#cuts.tell(table, record) : 0;
+    if (isTcp && isOneWay) this.#cuts.tellNode(table, record);
     table.remove(record, CAUSE_CUT, core.nowMs);
     core.stats[STAT_CUT]! += 1;
     if (!isTcp) {

@@ -33,7 +33,7 @@ export class ExpirySweep {
     this.#figures = figures;
     this.#doubles = doubles;
     this.#capacity = capacity;
-    this.#records = capacity <= SMALL_TABLE ? 2 * capacity : SWEEP_RECORDS;
+    this.#records = sweepRecords(capacity);
   }
 
   /** Goes on with the search; -1 when it finds no expired record in its time. Every record must be in use. */
@@ -66,4 +66,9 @@ export class ExpirySweep {
     header[SWEEP_CURSOR] = record;
     return -1;
   }
+}
+
+/** Records that a search looks at. */
+export function sweepRecords(capacity: number): number {
+  return capacity <= SMALL_TABLE ? 2 * capacity : SWEEP_RECORDS;
 }

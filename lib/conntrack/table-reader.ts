@@ -1,19 +1,42 @@
+import { hashWords4 } from '../base/hash.js';
+import { RecordLists } from './lists.js';
 import {
   COUNT,
   checkTable,
   EVICTED_CLOSING,
   EVICTED_EXPIRED,
   EVICTED_HALF_OPEN,
+  FREE_HEAD,
   GC_DELETED,
   HIGH_WATER,
   headerDoubles,
   headerWords,
+  INDEX_TAIL,
   INSERT_FAILURES,
   INSERTED,
+  indexGeometry,
+  indexOffset,
   recordsOffset,
+  SECRET,
+  SWEEP_CURSOR,
   type TableMemory,
 } from './memory.js';
-import { COMMIT, EXPIRES, RECORD_DOUBLES, RECORD_WORDS, RX_BYTES, TX_PACKETS } from './record.js';
+import {
+  BACKEND,
+  CLASS_CLOSING,
+  CLASS_HALF_OPEN,
+  COMMIT,
+  EXPIRES,
+  PROTOCOL,
+  RECORD_DOUBLES,
+  RECORD_WORDS,
+  RX_BYTES,
+  TX_PACKETS,
+} from './record.js';
+import { sweepRecords } from './sweep.js';
+
+/** How often `find` looks for a key that is not there. */
+const FIND_TRIES = 3;
 
 /** What a table has done since it was made, and how full it is. */
 export interface TableFigures {
@@ -49,6 +72,8 @@ export class TableReader {
   readonly #doubles: Float64Array;
   readonly #header: Int32Array;
   readonly #figures: Float64Array;
+  readonly #index: Int32Array;
+  readonly #lists: RecordLists;
 
   /** @throws WeirError STATE_FILE when the memory holds no table of this build. */
   constructor(memory: TableMemory) {
@@ -59,6 +84,14 @@ export class TableReader {
     this.#doubles = new Float64Array(memory.buffer, records, memory.capacity * RECORD_DOUBLES);
     this.#header = headerWords(memory);
     this.#figures = headerDoubles(memory);
+    const { slots } = indexGeometry(memory.capacity);
+    this.#index = new Int32Array(memory.buffer, memory.byteOffset + indexOffset(memory.capacity), slots + INDEX_TAIL);
+    this.#lists = new RecordLists(this.#header, this.#words);
+  }
+
+  /** Records from here on were never used. */
+  get recordsUsed(): number {
+    return Atomics.load(this.#header, HIGH_WATER);
   }
 
   /**
@@ -78,10 +111,64 @@ export class TableReader {
     return Atomics.load(this.#words, from + COMMIT) === generation ? 0 : -1;
   }
 
-  /** Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. */
-  forEachLive(nowMs: number, visit: (record: number) => void): void {
-    const end = Atomics.load(this.#header, HIGH_WATER);
-    for (let record = 0; record < end; record++) {
+  /**
+   * Finds the record of a key, as FlowTable.find does, and copies it. A removal meanwhile moves slots of the index towards their
+   * home, so that one may pass the search unseen: a key that is not found is looked for again.
+   *
+   * @returns record << 1 | side; -1 when there is none
+   */
+  find(source: number, destination: number, ports: number, protocol: number): number {
+    for (let tries = FIND_TRIES; tries > 0; tries--) {
+      const reference = this.#probe(source, destination, ports, protocol);
+      if (reference < 0 || this.read(reference >> 1) < 0) continue;
+      const key = (reference & 1) * BACKEND;
+      const isIts = this.words[key] === (source | 0) && this.words[key + 1] === (destination | 0);
+      if (isIts && this.words[key + 2] === (ports | 0) && this.bytes[PROTOCOL] === protocol) return reference;
+    }
+    return -1;
+  }
+
+  #probe(source: number, destination: number, ports: number, protocol: number): number {
+    const index = this.#index;
+    const words = this.#words;
+    const { factor, shift } = indexGeometry(this.capacity);
+    const bits = 32 - Math.clz32(this.capacity * 2 + 1);
+    const secret = this.#header;
+    const hash = hashWords4(secret[SECRET]!, secret[SECRET + 1]!, source, destination, ports, protocol) | 0;
+    let at = Math.imul(hash >>> 4, factor) >>> shift;
+    const tag = ((hash << 8) | (at & 0xff)) << bits;
+    for (; at < index.length; at++) {
+      const slot = index[at]!;
+      if (slot === 0) break;
+      if ((slot ^ tag) >>> bits !== 0) continue;
+      const reference = (slot & ((1 << bits) - 1)) - 2;
+      const word = (reference >> 1) * RECORD_WORDS + (reference & 1) * BACKEND;
+      if (words[word] === (source | 0) && words[word + 1] === (destination | 0) && words[word + 2] === (ports | 0))
+        return reference;
+    }
+    return -1;
+  }
+
+  /** Whether an insert would find a record now, by eviction if need be. */
+  hasRoom(nowMs: number): boolean {
+    const header = this.#header;
+    if (header[FREE_HEAD] !== -1 || header[HIGH_WATER]! < this.capacity) return true;
+    if (this.#lists.length(CLASS_CLOSING) > 0 || this.#lists.length(CLASS_HALF_OPEN) > 0) return true;
+    const cursor = header[SWEEP_CURSOR]!;
+    for (let i = Math.min(sweepRecords(this.capacity), this.capacity) - 1; i >= 0; i--) {
+      const record = (cursor + i) % this.capacity;
+      if (this.#doubles[record * RECORD_DOUBLES + EXPIRES]! <= nowMs) return true;
+    }
+    return false;
+  }
+
+  /**
+   * Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. All of them, or
+   * those of a slice.
+   */
+  forEachLive(nowMs: number, visit: (record: number) => void, first = 0, count = this.capacity): void {
+    const end = Math.min(first + count, this.recordsUsed);
+    for (let record = first; record < end; record++) {
       if (this.read(record) === 0 && this.doubles[EXPIRES]! > nowMs) visit(record);
     }
   }

@@ -15,6 +15,7 @@ import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
 import { ReplyPickUp, selectionHash } from './pick-up.js';
+import type { Recollection } from './recollection.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -191,6 +192,30 @@ export class Admission implements PortProbe {
     if (!isLoneRst) core.stats[STAT_STATELESS]! += 1;
     core.forward();
     return SENT_STATELESS;
+  }
+
+  recall(
+    service: number,
+    client: number,
+  ): Pick<Recollection, 'affinity' | 'statelessTcpUntilMs' | 'statelessAnyUntilMs'> {
+    return {
+      affinity: this.#affinity.peek(service, client),
+      statelessTcpUntilMs: this.#statelessTcpUntilMs,
+      statelessAnyUntilMs: this.#statelessAnyUntilMs,
+    };
+  }
+
+  assume(service: number, client: number, recollection: Recollection): void {
+    const { affinity } = recollection;
+    if (affinity === null) this.#affinity.forget(service, client);
+    else this.#affinity.set(service, client, affinity.backend, affinity.untilMs);
+    this.#statelessTcpUntilMs = recollection.statelessTcpUntilMs;
+    this.#statelessAnyUntilMs = recollection.statelessAnyUntilMs;
+  }
+
+  /** A slice of AffinityTable.count. */
+  countAffinity(...slice: Parameters<AffinityTable['count']>): number {
+    return this.#affinity.count(...slice);
   }
 
   /** PortProbe: the reply tuple with this source is unowned, or its owner has expired. */

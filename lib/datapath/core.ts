@@ -39,6 +39,8 @@ export interface PipelineParts {
   readonly recoveringSince?: number;
   /** Clients whose affinity is remembered at once; default AFFINITY_ENTRIES. */
   readonly affinityEntries?: number;
+  /** What else there is to remember, of each kind at most this many: for a pipeline that only sees a packet. */
+  readonly memoryEntries?: number;
   /** Of a gateway on a live device: errors about its tunnels that the kernel keeps. */
   readonly errors?: ErrorSocket;
 }
@@ -57,9 +59,10 @@ export class Core {
   readonly view: DataView;
   readonly random: Random;
   readonly stats: Float64Array;
-  readonly limiter = new AnswerLimiter();
+  readonly limiter: AnswerLimiter;
   readonly recoveringSince: number;
   readonly affinityEntries: number | undefined;
+  readonly memoryEntries: number | undefined;
   readonly errors: ErrorSocket | undefined;
 
   snapshot!: Snapshot;
@@ -70,7 +73,7 @@ export class Core {
   lastNode = 0;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
-  readonly #identifications = new IdentificationTable();
+  readonly #identifications: IdentificationTable;
 
   constructor(parts: PipelineParts) {
     this.tcp = parts.tcp;
@@ -83,6 +86,9 @@ export class Core {
     this.errors = parts.errors;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
     this.affinityEntries = parts.affinityEntries;
+    this.memoryEntries = parts.memoryEntries;
+    this.limiter = new AnswerLimiter(parts.memoryEntries);
+    this.#identifications = new IdentificationTable(parts.memoryEntries);
     this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
     this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
   }

@@ -1,3 +1,4 @@
+import { lookup } from '../balance/lookup.js';
 import { CAUSE_CUT } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
@@ -31,6 +32,7 @@ import { ACK, RST } from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
 import { swapPorts } from './packet.js';
+import type { Snapshot } from './snapshot.js';
 import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 
 /** Records looked at in one call: a fraction of a millisecond. */
@@ -116,8 +118,7 @@ export class CutStage {
     const { words } = table;
     const word = record * RECORD_WORDS;
     if (words[word + COMMIT] === 0) return true;
-    const isOver = this.#core.snapshot.cutAt[words[word + BACKEND_ID]!]! <= this.#sweepingMs;
-    if (!isOver && !this.#isOwn(words[word + BACKEND]!) && this.#core.vipBits(words[word + CLIENT]!) === 0) return true;
+    if (!isOver(this.#core.snapshot, words, word, this.#sweepingMs)) return true;
     if (!table.isExpired(record, this.#core.nowMs)) {
       if (this.tell(table, record) < 0) return false;
       this.#core.stats[STAT_CUT]! += 1;
@@ -134,11 +135,6 @@ export class CutStage {
     const hasNumbers = (table.bytes[at + MARKS]! & (state === SYN_SENT ? MARK_SYN_SEEN : MARK_WINDOWS)) !== 0;
     const isReached = table.bytes[at + TYPE] === TYPE_SVC ? this.#core.snapshot.tunnel.address !== 0 : hasNumbers;
     return state <= ESTABLISHED && isReached ? this.#resetBoth(table, record) : 0;
-  }
-
-  /** weir's own addresses: what is sent to them comes back. */
-  #isOwn(address: number): boolean {
-    return this.#core.vipBits(address) !== 0 || this.#core.isSnatAddress(address);
   }
 
   #resetBoth(table: FlowTable, record: number): number {
@@ -206,6 +202,20 @@ export class CutStage {
     stats[STAT_TX_BYTES]! += length;
     output.transmit(slot, offset, length);
   }
+}
+
+/**
+ * Whether a flow is to be cut: the time of its backend has come, or one of its ends has become weir's own, and what is sent there
+ * would come back.
+ *
+ * @param word where its record begins
+ */
+export function isOver(snapshot: Snapshot, words: Int32Array, word: number, atMs: number): boolean {
+  const { cutAt, vipIndex, snatIndex } = snapshot;
+  if (cutAt[words[word + BACKEND_ID]!]! <= atMs) return true;
+  const backend = words[word + BACKEND]!;
+  if (lookup(vipIndex, backend, 0, 0) !== 0 || lookup(snatIndex, backend, 0, 0) !== 0) return true;
+  return lookup(vipIndex, words[word + CLIENT]!, 0, 0) !== 0;
 }
 
 function isSame(a: Int32Array, b: Int32Array): boolean {

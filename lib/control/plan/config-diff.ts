@@ -71,6 +71,9 @@ const NAMES: Readonly<Record<string, string>> = {
   drain: 'drainTimeout',
 };
 
+/** What the absence of a value is called in the file; elsewhere, none. */
+const ABSENT: Readonly<Record<string, string>> = { 'conntrack.gc.interval': 'auto' };
+
 /** What says nothing, though it is a value. */
 const SAYS_NOTHING: ReadonlySet<string> = new Set(['affinity.clientIp 0s']);
 
@@ -113,7 +116,7 @@ function collect(value: unknown, key: string, isMs: boolean, into: Map<string, s
       name,
       value.map((each) => textOf(each, isMs)),
     );
-  else if (!isMap) into.set(name, textOf(value, isMs));
+  else if (!isMap) into.set(name, value === null ? (ABSENT[name] ?? NONE) : textOf(value, isMs));
   else {
     for (const [step, part] of Object.entries(value)) {
       const isPartMs = step.endsWith('Ms');
@@ -124,8 +127,7 @@ function collect(value: unknown, key: string, isMs: boolean, into: Map<string, s
 }
 
 function textOf(value: unknown, isMs: boolean): string {
-  if (value === null) return NONE;
-  if (typeof value === 'object' && 'text' in value) return String(value.text);
+  if (typeof value === 'object' && value !== null && 'text' in value) return String(value.text);
   return isMs ? formatDuration(value as number) : String(value);
 }
 

@@ -4,8 +4,11 @@ import { WeirError } from '../../base/errors.js';
 import type { Config } from '../../config/config.js';
 import type { TableReader } from '../../conntrack/table-reader.js';
 import * as S from '../../datapath/snapshot.js';
+import { formatIpv4 } from '../../wire/address.js';
 import type { Compiled } from '../compile.js';
 import { Desired } from '../desired.js';
+import { protocolName } from '../flows.js';
+import type { ServiceIdentity } from '../identity.js';
 import { compareNetworks, type NetworkSetup } from '../network.js';
 import type { NetworkNeeds } from '../network-plan.js';
 import { fixedChanges, requireReloadable } from '../reloadable.js';
@@ -65,7 +68,7 @@ export async function planReload(
     .releasedBy(proposal)
     .map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
   fork.take(proposal);
-  const removed = idsOf(fork.removedServices());
+  const removed = byPlace(fork.removedServices());
   const needs = [fork.retainedNeeds()];
   fork.forget(counts.backends);
   needs.push(fork.retainedNeeds(), { addresses: [], endpoints: fork.learned });
@@ -87,7 +90,7 @@ export async function compareFiles(path: string, config: Config, fromPath: strin
   const before = desired.compiled;
   const proposal = desired.propose(config, 0);
   desired.take(proposal);
-  const unknown = { flows: () => null, affinityLost: () => null, removed: idsOf(desired.removedServices()) };
+  const unknown = { flows: () => null, affinityLost: () => null, removed: byPlace(desired.removedServices()) };
   const services = await planServices(pairs, desired, before, proposal.compiled, unknown);
   const { commands, notes } = await compareNetworks(from, config).catch(nobodyToAsk);
   return settle({ ...draft, services, network: { commands, later: [], notes } });
@@ -113,8 +116,8 @@ function draftOf(
 interface Consequences {
   flows(service: number): FlowFates | null;
   affinityLost(service: number): number | null;
-  /** Services that have left the file, by address, port and protocol. */
-  readonly removed: ReadonlyMap<string, number>;
+  /** Services that have left the file, now or earlier, by address, port and protocol. */
+  readonly removed: ReadonlyMap<string, ServiceIdentity>;
 }
 
 /** The services that something changes for, of their own or as a consequence of something else. */
@@ -128,13 +131,23 @@ async function planServices(
   const plans: ServicePlan[] = [];
   for (const [i, pair] of pairs.entries()) {
     if (i % SLICE_SERVICES === SLICE_SERVICES - 1) await setImmediate();
-    const id = pair.after === undefined ? removed.get(keyOf(pair.before!))! : fork.identities.service(pair.after).id;
+    const id = pair.after === undefined ? removed.get(keyOf(pair.before!))!.id : fork.identities.service(pair.after).id;
     const isInBoth = pair.before !== undefined && pair.after !== undefined;
     const plan = servicePlan(pair, isInBoth ? compareSlots(before, after, id) : null, flows(id), affinityLost(id));
     if (plan.change !== 'same' || isAffected(plan)) plans.push(plan);
   }
+  const left = new Set(pairs.map(({ before, after }) => keyOf((after ?? before)!)));
+  for (const [key, { id, name, vip, port, protocol }] of removed) {
+    if (left.has(key)) continue;
+    const place = { name, address: formatIpv4(vip), port, protocol: protocolName(protocol) };
+    const plan: ServicePlan = { ...place, ...NOTHING_CHANGED, flows: flows(id), affinityLost: affinityLost(id) };
+    if (isAffected(plan)) plans.push(plan);
+  }
   return plans;
 }
+
+/** Of a service that left the file earlier and has connections. */
+const NOTHING_CHANGED = { change: 'same', fields: [], backends: [], slots: null } as const;
 
 function servicePlan(
   { before, after, change, fields, backends }: ServicePair,
@@ -154,8 +167,8 @@ function keyOf({ address, port, protocolNumber }: NonNullable<ServicePair['befor
   return `${address.word | 0}:${port}/${protocolNumber}`;
 }
 
-function idsOf(services: ReturnType<Desired['removedServices']>): Map<string, number> {
-  return new Map(services.map(({ id, vip, port, protocol }) => [`${vip | 0}:${port}/${protocol}`, id]));
+function byPlace(services: readonly ServiceIdentity[]): Map<string, ServiceIdentity> {
+  return new Map(services.map((each) => [`${each.vip | 0}:${each.port}/${each.protocol}`, each]));
 }
 
 function hasAffinity({ snapshot: { services } }: Compiled): boolean {

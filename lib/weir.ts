@@ -34,9 +34,9 @@ async function replay(request: ReplayRequest): ReturnType<Parts['replay']> {
   return replay(request);
 }
 
-async function lab(...[verb, { prefix }]: Parameters<Parts['lab']>): Promise<number> {
+async function lab(...[verb, request]: Parameters<Parts['lab']>): Promise<number> {
   const { labDemo, labDown, labUp } = await import('./lab/lab-commands.js');
-  return { up: labUp, demo: labDemo, down: labDown }[verb]({ prefix });
+  return { up: labUp, demo: labDemo, down: labDown }[verb](request);
 }
 
 function readVersion(): string {

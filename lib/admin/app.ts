@@ -1,4 +1,4 @@
-import { setImmediate } from 'node:timers/promises';
+import { setImmediate, setTimeout } from 'node:timers/promises';
 import { type Context, Hono, type MiddlewareHandler } from 'hono';
 import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
@@ -7,6 +7,7 @@ import type { FlowFilter } from '../control/flows.js';
 import { RefusedConfig } from '../control/reloader.js';
 import type { ErrorView, RunningWeir } from '../control/view.js';
 import { createMetrics } from './metrics.js';
+import { Pace } from './pace.js';
 
 /** Where no body matters, and where it is a configuration. */
 const MAX_BODY_BYTES = 64 * 1024;
@@ -84,7 +85,7 @@ function listFlows(context: Context, weir: RunningWeir): Response {
   const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
   requireFormat(format, FLOW_FORMATS);
   const chunks = weir.listFlows(filter, format as FlowFormat);
-  return context.body(ReadableStream.from(paced(chunks)), 200, {
+  return context.body(ReadableStream.from(paced(chunks, weir)), 200, {
     'content-type': format === 'json' ? 'application/json' : 'text/plain; charset=utf-8',
   });
 }
@@ -107,7 +108,7 @@ function watchFlows(context: Context, weir: RunningWeir): Response {
 
 function exportFlows(context: Context, weir: RunningWeir): Response {
   const chunks = weir.exportFlows(queryOf(context, FILTER_KEYS));
-  return context.body(ReadableStream.from(paced(chunks)), 200, { 'content-type': 'application/x-ndjson' });
+  return context.body(ReadableStream.from(paced(chunks, weir)), 200, { 'content-type': 'application/x-ndjson' });
 }
 
 async function importFlows(context: Context, weir: RunningWeir): Promise<Response> {
@@ -160,12 +161,14 @@ function requireFormat(format: string, known: readonly string[]): void {
   throw new WeirError('USAGE', `there is no format "${format}"`, `There are ${known.join(', ')}.`);
 }
 
-/** One chunk each time the reader wants one and everything else had its turn. */
-async function* paced(chunks: Iterable<string>): AsyncGenerator<Uint8Array> {
+/** One chunk each time the reader wants one, everything else had its turn, and the packets have theirs. */
+async function* paced(chunks: Iterable<string>, weir: RunningWeir): AsyncGenerator<Uint8Array> {
   const encoder = new TextEncoder();
+  const pace = new Pace(performance.now(), weir.packetsRead());
   for (const chunk of chunks) {
     yield encoder.encode(chunk);
-    await setImmediate();
+    const restMs = pace.restMs(performance.now(), weir.packetsRead());
+    await (restMs > 0 ? setTimeout(restMs) : setImmediate());
   }
 }
 

@@ -24,7 +24,7 @@ const TABLE = [
   [
     'hairpin-refused',
     'drop',
-    'The chosen backend is the client itself, or the client is a VIP; dnat cannot serve that.',
+    'The chosen backend is the client itself, or the client is a VIP or an snat address; dnat cannot serve that.',
   ],
   ['fragment-expired', 'drop', 'A held fragment waited 1 s and its first fragment never came.'],
   ['fragment-limit', 'drop', 'Too many fragments wait for their first one, in all or for this datagram.'],
@@ -40,6 +40,12 @@ const TABLE = [
     'drop',
     'No backend takes new connections, and the service says `noBackend: drop` or no answer is due.',
   ],
+  [
+    'connection-limit',
+    'drop',
+    'The service, or every backend of it, has `maxConnections` open, and it says `noBackend: drop` or no answer is due.',
+  ],
+  ['client-rate', 'drop', 'The client opens more connections than `newConnectionsPerSecond` of the service.'],
   ['unknown-port', 'drop', 'No service at this VIP and port, and the packet must not be answered.'],
   ['untracked-reply', 'drop', 'A packet to an snat address, or from a backend under `untracked: drop`, with no entry.'],
   ['rate-limited', 'drop', 'An answer was due, but weir already sent 50 to this source or 1000 in all this second.'],
@@ -50,6 +56,11 @@ const TABLE = [
   ['device-write', 'drop', 'The kernel refused the packet weir wrote to the device, or its pieces had no room.'],
   ['echo', 'reply', 'weir answered an echo request to a VIP.'],
   ['rst-no-backend', 'reply', 'weir sent an RST: the service has no backend that takes connections.'],
+  [
+    'rst-connection-limit',
+    'reply',
+    'weir sent an RST: the service, or every backend of it, has `maxConnections` open.',
+  ],
   ['rst-unknown-port', 'reply', 'weir sent an RST: no service at this VIP and port.'],
   ['rst-mid-stream', 'reply', 'weir sent an RST: the connection is not tracked and cannot be picked up.'],
   ['unreachable', 'reply', 'weir sent an ICMP port or protocol unreachable.'],

@@ -23,29 +23,40 @@ export interface Call {
 
 /** The JSON a call answers with. @throws WeirError NOT_RUNNING, NO_PERMISSION, or what the answer says */
 export async function callJson<T>(call: Call): Promise<T> {
-  let text = '';
-  await callStream(call, (chunk) => {
-    text += chunk;
-  });
-  return JSON.parse(text) as T;
+  const chunks: Uint8Array[] = [];
+  await callStream(call, (chunk) => void chunks.push(chunk));
+  return JSON.parse(Buffer.concat(chunks).toString()) as T;
 }
 
-/** Hands over the answer as it comes; `sink` may return a promise to slow it down. @throws as callJson */
-export async function callStream(call: Call, sink: (chunk: string) => void | Promise<void>): Promise<void> {
+/**
+ * Hands over the answer's bytes as they come; `sink` may return a promise to slow them down.
+ *
+ * @throws as callJson, and what `sink` throws
+ */
+export async function callStream(call: Call, sink: (chunk: Uint8Array) => void | Promise<void>): Promise<void> {
   const response = await open(call);
-  response.setEncoding('utf8');
-  const isSuccess = response.statusCode === 200;
-  let refusal = '';
-  if (isSuccess) await call.accepted?.();
-  try {
-    for await (const chunk of response as AsyncIterable<string>) {
-      if (isSuccess) await sink(chunk);
-      else refusal += chunk;
-    }
-  } catch (error) {
-    throw new WeirError('NOT_RUNNING', `weir ended in the middle of its answer`, 'See its log.', error);
+  if (response.statusCode !== 200) {
+    const chunks: Uint8Array[] = [];
+    for await (const chunk of bodyOf(response)) chunks.push(chunk);
+    throw answerError(response.statusCode ?? 0, Buffer.concat(chunks).toString());
   }
-  if (!isSuccess) throw answerError(response.statusCode ?? 0, refusal);
+  await call.accepted?.();
+  for await (const chunk of bodyOf(response)) await sink(chunk);
+}
+
+async function* bodyOf(response: IncomingMessage): AsyncGenerator<Uint8Array> {
+  const chunks = response[Symbol.asyncIterator]() as AsyncIterator<Uint8Array>;
+  try {
+    for (;;) {
+      const { done, value } = await chunks.next().catch((error: Error) => {
+        throw new WeirError('NOT_RUNNING', 'weir ended in the middle of its answer', 'See its log.', error);
+      });
+      if (done) return;
+      yield value;
+    }
+  } finally {
+    response.destroy();
+  }
 }
 
 function open({ socket, method = 'GET', path, query = {}, signal, body, sent }: Call): Promise<IncomingMessage> {

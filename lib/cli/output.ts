@@ -1,5 +1,5 @@
 /** Writes to standard output, and waits when the reader is slower. */
-export function print(text: string): Promise<void> {
+export function print(text: string | Uint8Array): Promise<void> {
   return new Promise((resolve) => {
     if (process.stdout.write(text)) resolve();
     else process.stdout.once('drain', resolve);

@@ -38,6 +38,11 @@ export interface ReplayOutcome {
 
 export interface LabRequest {
   readonly prefix: string;
+  /** What absent ones mean is for the lab to say. */
+  readonly mode?: 'dnat' | 'snat' | 'dsr';
+  readonly pcap?: string;
+  readonly failover?: boolean;
+  readonly downloads?: number;
 }
 
 const DEFAULT_SOCKET = '/run/weir/weir.sock';
@@ -221,15 +226,29 @@ function addForesight(program: Command): void {
 
 function addLabCommands(program: Command, parts: Parts, exit: (code: number) => void): void {
   const lab = command(program, 'lab', 'A lab of network namespaces: client, gateway, three backends.', 'lab demo');
-  for (const [verb, description] of [
-    ['up', 'Build the lab, with weir running in it.'],
-    ['demo', 'Build it, send traffic, show what happens, remove it. Takes under a minute.'],
-    ['down', 'Remove the lab.'],
-  ] as const) {
-    command(lab, verb, description, `lab ${verb}`)
+  const verb = (name: 'up' | 'demo' | 'down', description: string, example: string): Command =>
+    command(lab, name, description, example)
       .option('--prefix <name>', 'what the names of the namespaces begin with', 'weir')
-      .action(async (options) => exit(await parts.lab(verb, options)));
-  }
+      .action(async (options) => exit(await parts.lab(name, options)));
+  const withMode = (parent: Command): Command =>
+    parent
+      .addOption(
+        new Option('--mode <mode>', 'of the services; with dsr, answers go past the gateway')
+          .choices(['dnat', 'snat', 'dsr'])
+          .default(undefined, 'dnat'),
+      )
+      .option('--pcap <dir>', 'record every link of the lab there, with tcpdump');
+  withMode(verb('up', 'Build the lab, with weir running in it.', 'lab up --mode dsr'));
+  withMode(
+    verb(
+      'demo',
+      'Build it, send traffic, show what happens, remove it. Takes under a minute.',
+      'lab demo --mode dsr --pcap /tmp/links',
+    ),
+  )
+    .option('--failover', 'mode dsr with two gateways, one of which is killed while downloads run')
+    .option('--downloads <n>', 'how many run then (default: 100)', parseCount);
+  verb('down', 'Remove the lab.', 'lab down');
 }
 
 function command(parent: Command, name: string, description: string, example: string): Command {

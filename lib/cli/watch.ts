@@ -32,9 +32,10 @@ export async function ctWatch({ output, count = Number.POSITIVE_INFINITY, ...opt
   };
   let left = count;
   let rest = '';
+  const decoder = new TextDecoder();
   try {
     await callStream(call, async (chunk) => {
-      const lines = (rest + chunk).split('\n');
+      const lines = (rest + decoder.decode(chunk, { stream: true })).split('\n');
       rest = lines.pop()!;
       for (const line of lines) {
         const event = JSON.parse(line) as FlowEventView | LostView;

@@ -64,7 +64,8 @@ import { isReusable } from './tcp-tracker.js';
  * here, and every copy of a connection that has gone on here, is behind. So a second import brings what has changed since the
  * first, and the same one twice changes nothing.
  *
- * Class and lists are this table's own business and follow from the state; so does PENDING_SYN, which is not taken over.
+ * Class and lists are this table's own business and follow from the state; so do the words about SYNs on an established
+ * record, which are not taken over.
  */
 
 /** What became of a record. */

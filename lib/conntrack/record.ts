@@ -47,11 +47,13 @@ export const TX_ACKED = 29;
 export const RX_END = 30;
 export const RX_ACKED = 31;
 
-// A SYN on an established entry is noted in words such an entry does not use, being on no list.
-/** Sequence after the SYN. */
+// An established entry does not use these words, being on no list: they tell of the SYNs that come to it.
+/** Sequence after the SYN it began with, if MARK_WINDOWS. */
+export const OPENING_SYN = NEXT;
+/** Sequence after the SYN that came last. */
 export const PENDING_SYN = QUEUED_AT;
-/** Its window << 8 | its scale nibble. */
-export const PENDING_WINDOW = PREVIOUS;
+/** Its window << 16 | the 16ths of its data, rounded up, << 4 | its scale nibble. */
+export const PENDING_OFFER = PREVIOUS;
 
 // Byte offsets (Uint8Array), from record * RECORD_BYTES.
 export const PROTOCOL = 24;
@@ -126,7 +128,7 @@ export const CLASS_CLOSING = 2;
 export const MARK_SYN_SEEN = 0x04;
 /** The handshake was seen: all sequence fields, windows and scales hold. */
 export const MARK_WINDOWS = 0x08;
-/** PENDING_SYN and PENDING_WINDOW hold. */
+/** PENDING_SYN and PENDING_OFFER hold; of a one-way entry: the next packet tells where a new connection begins. */
 export const MARK_SYN_PENDING = 0x10;
 
 /** A nibble of SCALES before the SYN-ACK: the client offered no window scaling (RFC 7323). */

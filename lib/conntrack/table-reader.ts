@@ -18,7 +18,6 @@ import {
   indexOffset,
   recordsOffset,
   SECRET,
-  SWEEP_CURSOR,
   type TableMemory,
 } from './memory.js';
 import {
@@ -33,7 +32,7 @@ import {
   RX_BYTES,
   TX_PACKETS,
 } from './record.js';
-import { sweepRecords } from './sweep.js';
+import { ExpirySweep } from './sweep.js';
 
 /** How often `find` looks for a key that is not there. */
 const FIND_TRIES = 3;
@@ -149,17 +148,23 @@ export class TableReader {
     return -1;
   }
 
-  /** Whether an insert would find a record now, by eviction if need be. */
-  hasRoom(nowMs: number): boolean {
-    const header = this.#header;
-    if (header[FREE_HEAD] !== -1 || header[HIGH_WATER]! < this.capacity) return true;
-    if (this.#lists.length(CLASS_CLOSING) > 0 || this.#lists.length(CLASS_HALF_OPEN) > 0) return true;
-    const cursor = header[SWEEP_CURSOR]!;
-    for (let i = Math.min(sweepRecords(this.capacity), this.capacity) - 1; i >= 0; i--) {
-      const record = (cursor + i) % this.capacity;
-      if (this.#doubles[record * RECORD_DOUBLES + EXPIRES]! <= nowMs) return true;
-    }
-    return false;
+  /** Whether an insert would find a record that nobody uses. */
+  get hasFreeRecord(): boolean {
+    return this.#header[FREE_HEAD] !== -1 || this.#header[HIGH_WATER]! < this.capacity;
+  }
+
+  /** Whether an insert may evict a live record: one is closing or half-open. */
+  get hasLesserRecord(): boolean {
+    return this.#lists.length(CLASS_CLOSING) > 0 || this.#lists.length(CLASS_HALF_OPEN) > 0;
+  }
+
+  /**
+   * The table's search for what has expired, from where it stands: what this one finds the other would.
+   *
+   * @param isGone records that are to count as removed
+   */
+  sweep(isGone: (record: number) => boolean): ExpirySweep {
+    return new SweepAhead(this.#header.slice(), this.#figures.slice(), this.#words, this.#doubles, isGone);
   }
 
   /**
@@ -196,5 +201,25 @@ export class TableReader {
       evictedHalfOpen: figures[EVICTED_HALF_OPEN]!,
       collected: figures[GC_DELETED]!,
     };
+  }
+}
+
+/** Has state of its own, and removes nothing. */
+class SweepAhead extends ExpirySweep {
+  readonly #isGone: (record: number) => boolean;
+
+  constructor(
+    header: Int32Array,
+    figures: Float64Array,
+    words: Int32Array,
+    doubles: Float64Array,
+    isGone: (record: number) => boolean,
+  ) {
+    super(header, figures, words, doubles);
+    this.#isGone = isGone;
+  }
+
+  protected override isUsed(record: number): boolean {
+    return super.isUsed(record) && !this.#isGone(record);
   }
 }

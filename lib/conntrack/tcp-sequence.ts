@@ -22,9 +22,10 @@ import {
  *  - An RST is plausible in that window (RFC 9293 3.10.7.4), or anywhere up to END: what is in flight moves the window on
  *    before the RST arrives. An endpoint that follows RFC 5961 answers one that is not exact with a challenge ACK, which passes
  *    like any ACK, as does the RST that answers it. To a SYN, an RST of the backend must acknowledge it.
- *  - Data moves END if it begins not behind END or in the window; an ACK moves ACKED if it acknowledges what was sent or may
- *    have been (the tracker may have missed packets: fragments do not count here). Old retransmissions move nothing. SACK
- *    changes no field that is looked at, so it needs no care.
+ *  - Data moves END if it begins not behind END or in the window, or at its very end: who has filled the window sends its ACKs
+ *    from there. An ACK moves ACKED if it acknowledges what was sent or may have been (the tracker may have missed packets:
+ *    fragments do not count here). Old retransmissions move nothing. SACK changes no field that is looked at, so it needs no
+ *    care.
  *  - Before the connection is established ACKED stays behind the SYN and the SYN-ACK, also when data that came with them is
  *    acknowledged: repeats are known by it.
  *  - GSO super-packets count by their payload, as one long segment.
@@ -48,14 +49,9 @@ export function followSequence(
   const ownEnd = words[own]!;
   const peerEnd = words[peer]!;
   const peerAcked = words[peer + 1]!;
-  if (((seq - ownEnd) | 0) > 0) {
-    const peerWindow = halves[record * (RECORD_BYTES / 2) + RX_WINDOW - side]!;
-    const scale = (bytes[record * RECORD_BYTES + SCALES]! >>> (isReply ? 4 : 0)) & 0xf;
-    if ((seq - words[own + 1]!) >>> 0 >= peerWindow << scale) return;
-  }
+  if (((seq - ownEnd) | 0) > 0 && (seq - words[own + 1]!) >>> 0 > windowOver(table, record, isReply)) return;
   if (((ack - peerEnd) | 0) > 0) {
-    const scale = (bytes[record * RECORD_BYTES + SCALES]! >>> (isReply ? 0 : 4)) & 0xf;
-    if ((ack - peerAcked) >>> 0 > halves[ownWindow]! << scale) return;
+    if ((ack - peerAcked) >>> 0 > windowOver(table, record, !isReply)) return;
     words[peer] = ack;
   }
   const end = (seq + length) | 0;
@@ -79,9 +75,10 @@ export function isInOrder(
   const own = record * RECORD_WORDS + (isReply ? RX_END : TX_END);
   const peer = record * RECORD_WORDS + (isReply ? TX_END : RX_END);
   if (((seq + length - words[own + 1]!) | 0) < 0) return false;
-  if (((seq - words[own]!) | 0) > 0 && !isInWindow(table, record, isReply, seq)) return false;
-  // In a handshake exactly what was sent; later an older ACK may come late.
-  const slack = table.bytes[record * RECORD_BYTES + STATE] === SYN_RECV ? 0 : ACK_SLACK;
+  if (((seq - words[own]!) | 0) > 0 && (seq - words[own + 1]!) >>> 0 > windowOver(table, record, isReply)) return false;
+  // In a handshake exactly what was sent; later an older ACK may come late, by as much as is on its way at once.
+  const isHandshake = table.bytes[record * RECORD_BYTES + STATE] === SYN_RECV;
+  const slack = isHandshake ? 0 : Math.max(ACK_SLACK, windowOver(table, record, !isReply));
   return (ack - words[peer + 1]! + slack) >>> 0 <= (words[peer]! - words[peer + 1]! + slack) >>> 0;
 }
 
@@ -91,9 +88,13 @@ export function isInWindow(table: FlowTable, record: number, isReply: boolean, s
   const own = record * RECORD_WORDS + (isReply ? RX_END : TX_END);
   const acked = words[own + 1]!;
   const offset = (seq - acked) >>> 0;
-  const window = table.halves[record * (RECORD_BYTES / 2) + (isReply ? TX_WINDOW : RX_WINDOW)]!;
-  const scale = (table.bytes[record * RECORD_BYTES + SCALES]! >>> (isReply ? 4 : 0)) & 0xf;
-  return offset < window << scale || offset <= (words[own]! - acked) >>> 0;
+  return offset < windowOver(table, record, isReply) || offset <= (words[own]! - acked) >>> 0;
+}
+
+/** The window that a direction may fill, in bytes: its peer's. */
+function windowOver({ halves, bytes }: FlowTable, record: number, isReply: boolean): number {
+  const window = halves[record * (RECORD_BYTES / 2) + (isReply ? TX_WINDOW : RX_WINDOW)]!;
+  return window << ((bytes[record * RECORD_BYTES + SCALES]! >>> (isReply ? 4 : 0)) & 0xf);
 }
 
 /** With Fast Open (RFC 7413) the SYN has data, of which all, some or nothing is acknowledged. */
@@ -108,5 +109,5 @@ export function scaled(window: number, scale: number): number {
   return (window + (1 << scale) - 1) >>> scale;
 }
 
-/** How far behind the highest acknowledgement one may come (as Linux's MAXACKWINDOW). */
+/** How far behind the highest acknowledgement one may come at least (as Linux's MAXACKWINDOW). */
 const ACK_SLACK = 66_000;

@@ -14,8 +14,9 @@ import {
   MARK_SYN_SEEN,
   MARK_WINDOWS,
   MARKS,
+  OPENING_SYN,
+  PENDING_OFFER,
   PENDING_SYN,
-  PENDING_WINDOW,
   RECORD_BYTES,
   RECORD_DOUBLES,
   RECORD_WORDS,
@@ -67,15 +68,17 @@ import { acknowledgesSyn, followSequence, isInOrder, isInWindow, scaled } from '
  *     b     FIN, in order          SYN_SENT    RxClosing   RxClosing   c CLOSING     CLOSED
  *     c, b  FIN, implausible       as an implausible ACK
  *     c, b  RST, plausible         CLOSED      CLOSED      CLOSED        CLOSED      CLOSED
+ *     b     RST to a SYN (a)         -           -         CLOSED          -           -
  *     c, b  RST, implausible         -           -           -             -           -
  *     c     SYN-ACK                  -           -           -             -           -
  *     b     SYN                      -           -           -             -           -
  *     timer                        tcpSyn      tcpSyn      tcp           tcpFin      tcpFin
  *
  *     c client, b backend; "-": nothing at all changes; everything else sets the state's timer anew, and SeenNonSyn if it has no
- *     SYN and is no RST. a: the SYN is remembered. b: if it acknowledges a remembered SYN, SYN_RECV: both ends have begun
- *     anew (the old connection ended out of sight). c: CLOSING when the other's FIN was seen as well. A lone FIN keeps the `tcp`
- *     timer: half-closed connections may go on for long.
+ *     SYN and is no RST. a: the SYN is remembered, unless it is the entry's own, late. b: if it acknowledges a remembered SYN,
+ *     SYN_RECV: both ends have begun anew (the old connection ended out of sight). An RST that does so refuses the new connection,
+ *     and knows of no old one. c: CLOSING when the other's FIN was seen as well. A lone FIN keeps the `tcp` timer: half-closed
+ *     connections may go on for long.
  *
  * A SYN for a CLOSING, CLOSED or expired entry does not come here: the pipeline removes the entry and opens another
  * (`isReusable`). It cannot do that to an ESTABLISHED one, or anybody could cut connections with one forged SYN.
@@ -93,7 +96,8 @@ import { acknowledgesSyn, followSequence, isInOrder, isInWindow, scaled } from '
  *     tcpSyn                      serviceTcp           serviceTcpGrace, anew with each packet
  *
  * RSTs as above. Half-open until the third packet: two forged ones would else take a place that cannot be evicted. TX_END and
- * RX_END follow the client's numbers, unjudged: an RST that ends the flow by decree is made of them, and nothing else.
+ * RX_END follow the client's numbers, unjudged, and begin anew with each SYN: an RST that ends the flow by decree is made of them,
+ * and nothing else.
  *
  * How numbers are judged is tcp-sequence.ts's business.
  *
@@ -223,13 +227,18 @@ function followOneWay(
   ack: number,
   payloadBytes: number,
 ): void {
-  const { words } = table;
+  const { words, bytes } = table;
   const word = record * RECORD_WORDS;
+  const marks = record * RECORD_BYTES + MARKS;
+  const isSyn = isOpeningSyn(tcpFlags);
   const end = seq + payloadBytes + ((tcpFlags & (SYN | FIN)) === 0 ? 0 : 1);
-  if (((end - words[word + TX_END]!) | 0) > 0) words[word + TX_END] = end;
+  if (isSyn || ((end - words[word + TX_END]!) | 0) > 0) words[word + TX_END] = end;
+  if (isSyn) bytes[marks]! |= MARK_SYN_PENDING;
   if ((tcpFlags & ACK) === 0) return;
-  const isFirst = (table.bytes[record * RECORD_BYTES + FLAGS]! & SEEN_NON_SYN) === 0;
+  const isFirst =
+    (bytes[record * RECORD_BYTES + FLAGS]! & SEEN_NON_SYN) === 0 || (bytes[marks]! & MARK_SYN_PENDING) !== 0;
   if (isFirst || ((ack - words[word + RX_END]!) | 0) > 0) words[word + RX_END] = ack;
+  bytes[marks]! &= ~MARK_SYN_PENDING;
 }
 
 /** Everything but the common case: handshakes, closings, and entries without sequence numbers. */
@@ -300,8 +309,11 @@ function trackSyn(
   const state = bytes[at + STATE]!;
   const scale = windowScale < 0 ? SCALE_NONE : windowScale;
   if (state === ESTABLISHED) {
-    words[word + PENDING_SYN] = seq + 1 + payloadBytes;
-    words[word + PENDING_WINDOW] = (window << 8) | scale;
+    // One of this connection that was sent twice, and overtaken, says nothing new.
+    const isOwn = (bytes[at + MARKS]! & MARK_WINDOWS) !== 0 && words[word + OPENING_SYN] === ((seq + 1) | 0);
+    if (isOwn) return true;
+    words[word + PENDING_SYN] = seq + 1;
+    words[word + PENDING_OFFER] = (window << 16) | (((payloadBytes + 15) >>> 4) << 4) | scale;
     bytes[at + MARKS]! |= MARK_SYN_PENDING;
   } else if (state === SYN_SENT || state === SYN_RECV) {
     const isRepeat = (bytes[at + MARKS]! & MARK_SYN_SEEN) !== 0 && words[word + TX_ACKED] === ((seq + 1) | 0);
@@ -355,10 +367,9 @@ function trackSynAck(
   const word = record * RECORD_WORDS;
   const { bytes, words } = table;
   if (bytes[at + STATE] === ESTABLISHED) {
-    const isPending = (bytes[at + MARKS]! & MARK_SYN_PENDING) !== 0 && words[word + PENDING_SYN] === (ack | 0);
-    if (!isPending) return true;
-    const pending = words[word + PENDING_WINDOW]!;
-    startHandshake(table, record, ack, ack, pending >>> 8, pending & 0xff);
+    if (!acknowledgesPending(table, record, ack)) return true;
+    const offer = words[word + PENDING_OFFER]!;
+    startHandshake(table, record, words[word + PENDING_SYN]!, ack, offer >>> 16, offer & 0xf);
     table.setClass(record, CLASS_HALF_OPEN, nowMs);
   }
   const state = bytes[at + STATE]!;
@@ -400,20 +411,32 @@ function trackReset(
   const at = record * RECORD_BYTES;
   const { bytes } = table;
   const marks = bytes[at + MARKS]!;
-  if ((marks & MARK_SYN_SEEN) === 0) {
+  const state = bytes[at + STATE]!;
+  const refusesPending =
+    isReply && state === ESTABLISHED && (tcpFlags & ACK) !== 0 && acknowledgesPending(table, record, ack);
+  if ((marks & MARK_SYN_SEEN) === 0 && !refusesPending) {
     shorten(table, record, nowMs, timeouts);
     return;
   }
-  let isPlausible = false;
-  if (!isReply || (marks & MARK_WINDOWS) !== 0) isPlausible = isInWindow(table, record, isReply, seq);
-  if (!isPlausible && isReply && bytes[at + STATE]! <= SYN_RECV) {
+  let isPlausible = refusesPending;
+  if (!isPlausible && (!isReply || (marks & MARK_WINDOWS) !== 0)) isPlausible = isInWindow(table, record, isReply, seq);
+  if (!isPlausible && isReply && state <= SYN_RECV) {
     isPlausible = (tcpFlags & ACK) !== 0 && acknowledgesSyn(table, record, ack);
   }
   if (!isPlausible) return;
-  if (isReply && bytes[at + STATE] === SYN_SENT) table.onRefused(table.words[record * RECORD_WORDS + BACKEND_ID]!);
+  if (refusesPending || (isReply && state === SYN_SENT)) {
+    table.onRefused(table.words[record * RECORD_WORDS + BACKEND_ID]!);
+  }
   bytes[at + STATE] = CLOSED;
   table.setClass(record, CLASS_CLOSING, nowMs);
   refreshTcp(table, record, nowMs, timeouts);
+}
+
+/** Whether a SYN came to this established entry of which `ack` acknowledges all, some or nothing of the data (RFC 7413). */
+function acknowledgesPending(table: FlowTable, record: number, ack: number): boolean {
+  if ((table.bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_PENDING) === 0) return false;
+  const word = record * RECORD_WORDS;
+  return (ack - table.words[word + PENDING_SYN]!) >>> 0 <= (table.words[word + PENDING_OFFER]! & 0xfff0);
 }
 
 /** RFC 7857, REQ-3: an RST that cannot be judged. Never prolongs. */
@@ -423,8 +446,10 @@ function shorten(table: FlowTable, record: number, nowMs: number, timeouts: Floa
 }
 
 function establish(table: FlowTable, record: number, nowMs: number): void {
+  const word = record * RECORD_WORDS;
   table.bytes[record * RECORD_BYTES + STATE] = ESTABLISHED;
   table.setClass(record, CLASS_ESTABLISHED, nowMs);
+  table.words[word + OPENING_SYN] = table.words[word + TX_ACKED]!;
 }
 
 /** Sets the timer of the record's state anew, as a packet that changes nothing else does: a fragment. */

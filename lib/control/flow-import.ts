@@ -166,8 +166,10 @@ export class FlowImport {
     const line = batch.lines[row]!;
     const name = identities.serviceName(service);
     const client = words[word + R.CLIENT]!;
-    if (lookup(snapshot.vipIndex, client, 0, 0) !== 0) {
-      this.#refuse(line, 'hairpin-refused', `the client ${formatIpv4(client)} is a VIP`);
+    const isVip = lookup(snapshot.vipIndex, client, 0, 0) !== 0;
+    if (isVip || lookup(snapshot.snatIndex, client, 0, 0) !== 0) {
+      const what = isVip ? 'a VIP' : 'an snat address';
+      this.#refuse(line, 'hairpin-refused', `the client ${formatIpv4(client)} is ${what}`);
       return false;
     }
     const mode = snapshot.services[service * S.SERVICE_WORDS + S.SERVICE_MODE]!;

@@ -20,8 +20,9 @@ import { type Endpoint, flagNames, protocolName } from './flows.js';
  * - Service and backend are `vip` and `backend`, with the protocol: their identities everywhere. Ids mean nothing elsewhere.
  * - Times are seconds from the moment the line was written, since clocks differ: `expiresIn` to the millisecond, `age` and `idle`
  *   (null: never) whole, as the record keeps them. A point before the other machine's boot becomes its boot.
- * - `tcp` is there when the client's SYN was seen; its `windows`, when the handshake was (MARK_WINDOWS). `scale` null: none.
- * - Not carried: COMMIT, links and class, which are the table's; PENDING_SYN, which matters for a second at most.
+ * - `tcp` is there when the client's SYN was seen; its `windows`, when the handshake was (MARK_WINDOWS). `scale` null: none. Of a
+ *   one-way flow it is always there, and only the two `end` mean something.
+ * - Not carried: COMMIT, links and class, which are the table's; the SYNs on an established flow, which matter for seconds at most.
  *
  * The law: a record that is written and read at one moment is the same again, if its expiry is whole milliseconds away.
  */
@@ -78,6 +79,7 @@ export function formatFlowLine({ words, bytes, halves, doubles }: RecordView, at
   const source = formatEndpoint(words[word + R.RETURN]!, replyPorts & 0xffff);
   const marks = bytes[byte + R.MARKS]!;
   const scales = bytes[byte + R.SCALES]!;
+  const isOneWayTcp = bytes[byte + R.PROTOCOL] === PROTO_TCP && bytes[byte + R.TYPE] === R.TYPE_SVC;
   const nowSeconds = Math.floor(nowMs / 1000);
   const idle = (seen: number): number | null => (seen === 0 ? null : Math.max(0, nowSeconds - (seen >>> 0)));
   const side = (offset: 0 | 1, scale: number) => ({
@@ -101,7 +103,7 @@ export function formatFlowLine({ words, bytes, halves, doubles }: RecordView, at
     flagsSeen: { original: bytes[byte + R.TX_FLAGS_SEEN]!, reply: bytes[byte + R.RX_FLAGS_SEEN]! },
     packets: { original: doubles[double + R.TX_PACKETS]!, reply: doubles[double + R.RX_PACKETS]! },
     bytes: { original: doubles[double + R.TX_BYTES]!, reply: doubles[double + R.RX_BYTES]! },
-    ...((marks & R.MARK_SYN_SEEN) === 0
+    ...((marks & R.MARK_SYN_SEEN) === 0 && !isOneWayTcp
       ? {}
       : {
           tcp: {
@@ -180,7 +182,8 @@ function readFlow(flow: Fields, { words, bytes, halves, doubles }: RecordRows, r
   if (protocol !== PROTO_TCP) throw new Fault('tcp does not belong to a flow of another protocol');
   const sequences = both(flow, 'tcp');
   if (typeof sequences.windows !== 'boolean') throw new Fault('tcp.windows must be true or false');
-  bytes[byte + R.MARKS] = R.MARK_SYN_SEEN | (sequences.windows ? R.MARK_WINDOWS : 0);
+  if (type === R.TYPE_OUT) bytes[byte + R.MARKS] = R.MARK_SYN_SEEN | (sequences.windows ? R.MARK_WINDOWS : 0);
+  else if (sequences.windows) throw new Fault('tcp.windows must be false for a one-way flow');
   SIDES.forEach((key, offset) => {
     const path = `tcp.${key}.`;
     const side = object(sequences, key, 'tcp.');

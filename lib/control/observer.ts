@@ -1,6 +1,7 @@
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { REASON_KINDS, REASON_NAMES } from '../base/reasons.js';
+import type { BackendConfig } from '../config/config.js';
 import { readCollectionFigures } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
 import { COMMIT, STATE_NAMES } from '../conntrack/record.js';
@@ -103,6 +104,10 @@ export class Observer implements RunningWeir {
   overview(): Overview {
     const census = this.#census();
     return { status: this.#status(census.live), services: this.#services(census), conntrack: this.#conntrack(census) };
+  }
+
+  packetsRead(): number {
+    return this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
   }
 
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string> {
@@ -292,13 +297,14 @@ export class Observer implements RunningWeir {
     };
   }
 
-  #services({ backends: flows }: Census): ServiceView[] {
+  #services(census: Census): ServiceView[] {
     const { desired } = this.#parts;
     const removed = desired.removedBackends();
     const views = desired.configured().map(({ service, id, backends }): ServiceView => {
       const configured = backends.map(({ backend, id }) =>
-        this.#backend(desired.identities.backendById(id)!, backend.weight, false, flows),
+        this.#backend(desired.identities.backendById(id)!, backend, census),
       );
+      const members = [...configured, ...this.#removedOf(id, removed, census)];
       return {
         name: service.name,
         address: service.address.text,
@@ -307,15 +313,19 @@ export class Observer implements RunningWeir {
         algorithm: service.algorithm,
         mode: service.mode,
         removed: false,
-        backends: [...configured, ...this.#removedOf(id, removed, flows)],
+        open: openOf(members),
+        maxConnections: service.maxConnections,
+        newConnectionsPerSecond: service.newConnectionsPerSecond,
+        backends: members,
       };
     });
-    return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, flows))];
+    return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, census))];
   }
 
-  #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], flows: Float64Array): ServiceView {
+  #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], census: Census): ServiceView {
     const { services } = this.#parts.desired.snapshot;
     const row = identity.id * S.SERVICE_WORDS;
+    const members = this.#removedOf(identity.id, removed, census);
     return {
       name: identity.name,
       address: formatIpv4(identity.vip),
@@ -324,17 +334,23 @@ export class Observer implements RunningWeir {
       algorithm: services[row + S.SERVICE_FLAGS]! & S.SERVICE_MAGLEV ? 'maglev' : 'random',
       mode: ['dnat', 'snat', 'dsr'][services[row + S.SERVICE_MODE]!]!,
       removed: true,
-      backends: this.#removedOf(identity.id, removed, flows),
+      open: openOf(members),
+      maxConnections: null,
+      newConnectionsPerSecond: null,
+      backends: members,
     };
   }
 
-  #removedOf(service: number, removed: readonly BackendIdentity[], flows: Float64Array): BackendView[] {
-    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, 0, true, flows));
+  #removedOf(service: number, removed: readonly BackendIdentity[], census: Census): BackendView[] {
+    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, null, census));
   }
 
-  #backend(identity: BackendIdentity, weight: number, removed: boolean, flows: Float64Array): BackendView {
+  /** @param written null: it has left the file */
+  #backend(identity: BackendIdentity, written: BackendConfig | null, census: Census): BackendView {
     const { desired, checker } = this.#parts;
     const { id, name, address, port } = identity;
+    const removed = written === null;
+    const weight = written?.weight ?? 0;
     const { counters, backends } = desired.snapshot;
     const row = id * S.COUNTER_ROWS;
     const health = checker.healthOf(identity);
@@ -351,7 +367,9 @@ export class Observer implements RunningWeir {
       health: health === undefined ? null : healthView(health),
       signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
       connections: counters[row + S.COUNTER_CONNECTIONS]!,
-      flows: flows[id] ?? 0,
+      flows: census.backends[id] ?? 0,
+      open: census.open[id] ?? 0,
+      maxConnections: written?.maxConnections ?? null,
       packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
       bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
     };
@@ -373,6 +391,10 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
+}
+
+function openOf(backends: readonly BackendView[]): number {
+  return backends.reduce((sum, { open }) => sum + open, 0);
 }
 
 function healthView({ isUp, forMs, reason, last }: BackendHealth): HealthView {

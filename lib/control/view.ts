@@ -93,6 +93,11 @@ export interface ServiceView {
   readonly mode: string;
   /** No longer in the file; listed while its flows are kept. */
   readonly removed: boolean;
+  /** Live now and not closing: what `maxConnections` counts. */
+  readonly open: number;
+  /** Limits in the file; null: none. */
+  readonly maxConnections: number | null;
+  readonly newConnectionsPerSecond: number | null;
   readonly backends: readonly BackendView[];
 }
 
@@ -117,6 +122,10 @@ export interface BackendView {
   readonly connections: number;
   /** Live now. */
   readonly flows: number;
+  /** Those of them that are not closing. */
+  readonly open: number;
+  /** In the file; null: any number. */
+  readonly maxConnections: number | null;
   readonly packets: { readonly original: number; readonly reply: number };
   readonly bytes: { readonly original: number; readonly reply: number };
 }
@@ -268,6 +277,8 @@ export interface RunningWeir {
   services(): ServiceView[];
   conntrack(): ConntrackView;
   overview(): Overview;
+  /** Packets that the data path has read so far. */
+  packetsRead(): number;
   /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
   /** Events from now on. @throws WeirError USAGE on a bad filter */

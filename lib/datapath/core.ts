@@ -13,8 +13,10 @@ import { AnswerLimiter } from '../nat/rate-limit.js';
 import { rewriteIdentification } from '../nat/rewrite.js';
 import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
+import { isOwnAddress } from './own-address.js';
 import { CurrentPacket } from './packet.js';
 import {
+  BACKEND_WORDS,
   COUNTER_REFUSED,
   COUNTER_ROWS,
   COUNTER_RX_BYTES,
@@ -22,6 +24,7 @@ import {
   COUNTER_TX_BYTES,
   COUNTER_TX_PACKETS,
   COUNTER_UNANSWERED,
+  SERVICE_WORDS,
   type Snapshot,
 } from './snapshot.js';
 import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
@@ -98,6 +101,11 @@ export class Core {
     const before = this.snapshot as Snapshot | undefined;
     if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
     this.snapshot = snapshot;
+    const { services, backends } = snapshot;
+    for (const table of [this.tcp, this.any]) {
+      table.open.fit(services.length / SERVICE_WORDS, backends.length / BACKEND_WORDS);
+      if (before === undefined) table.recount();
+    }
   }
 
   tableOf(protocol: number): FlowTable {
@@ -111,6 +119,11 @@ export class Core {
 
   isSnatAddress(address: number): boolean {
     return lookup(this.snapshot.snatIndex, address, 0, 0) !== 0;
+  }
+
+  /** Whether what is sent to this address comes back: it is a VIP or an snat address. */
+  isOwn(address: number): boolean {
+    return isOwnAddress(this.snapshot, address);
   }
 
   /** Notes which flow the packet belongs to, for whoever watches. */
@@ -235,12 +248,13 @@ export class Core {
     }
   }
 
-  /** Sends what `build` made of the packet, if an answer is due and within the limits. */
+  /** Sends what `build` made of the packet, or drops it by `otherwise` when no answer is due. */
   answer(
     build: (memory: Core['output']['memory'], at: number, length: number, into: Answer) => void,
     reason: number,
+    otherwise: number,
   ): void {
-    if (this.#mayAnswer(reason)) {
+    if (this.#mayAnswer(otherwise)) {
       build(this.output.memory, this.packet.at, this.packet.length, this.#answer);
       this.#sendAnswer(reason);
     }
@@ -257,10 +271,10 @@ export class Core {
     rewriteIdentification(view, bytes, at, claimed);
   }
 
-  /** RFC 1122 3.2.2 and the rate limits; drops the packet itself when the answer is no. */
+  /** RFC 1122 3.2.2, weir's own addresses and the rate limits; drops the packet itself when the answer is no. */
   #mayAnswer(otherwise: number): boolean {
     const { packet } = this;
-    if (!mayAnswer(this.bytes, this.view, packet.at)) {
+    if (!mayAnswer(this.bytes, this.view, packet.at) || this.isOwn(packet.source)) {
       this.drop(otherwise);
       return false;
     }

@@ -1,4 +1,3 @@
-import { lookup } from '../balance/lookup.js';
 import { CAUSE_CUT } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
 import {
@@ -31,6 +30,7 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import { ACK, RST } from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { isOwnAddress } from './own-address.js';
 import { swapPorts } from './packet.js';
 import type { Snapshot } from './snapshot.js';
 import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
@@ -211,11 +211,8 @@ export class CutStage {
  * @param word where its record begins
  */
 export function isOver(snapshot: Snapshot, words: Int32Array, word: number, atMs: number): boolean {
-  const { cutAt, vipIndex, snatIndex } = snapshot;
-  if (cutAt[words[word + BACKEND_ID]!]! <= atMs) return true;
-  const backend = words[word + BACKEND]!;
-  if (lookup(vipIndex, backend, 0, 0) !== 0 || lookup(snatIndex, backend, 0, 0) !== 0) return true;
-  return lookup(vipIndex, words[word + CLIENT]!, 0, 0) !== 0;
+  if (snapshot.cutAt[words[word + BACKEND_ID]!]! <= atMs) return true;
+  return isOwnAddress(snapshot, words[word + BACKEND]!) || isOwnAddress(snapshot, words[word + CLIENT]!);
 }
 
 function isSame(a: Int32Array, b: Int32Array): boolean {

@@ -132,12 +132,17 @@ export class FragmentStage {
     results.service[packet.row] = decision.service;
     results.backend[packet.row] = decision.backend;
     results.direction[packet.row] = decision.direction;
-    if (decision.verdict === PASS) {
-      core.pass();
+    if (decision.verdict !== FORWARD && decision.verdict !== PASS) {
+      core.drop(decision.reason);
       return;
     }
-    if (decision.verdict !== FORWARD) {
-      core.drop(decision.reason);
+    // An address that has become weir's own since: it would come back, and follow again.
+    if (core.isOwn(decision.verdict === PASS ? packet.destination : decision.destination)) {
+      core.drop(REASON['unknown-flow']);
+      return;
+    }
+    if (decision.verdict === PASS) {
+      core.pass();
       return;
     }
     const { record, node, ports } = decision;
@@ -170,6 +175,8 @@ function afterAnswer(reason: number, service: number): number {
       return REASON['unknown-flow'];
     case REASON['rst-no-backend']:
       return REASON['no-backend'];
+    case REASON['rst-connection-limit']:
+      return REASON['connection-limit'];
     case REASON['rst-unknown-port']:
       return REASON['unknown-port'];
     case REASON['frag-needed']:

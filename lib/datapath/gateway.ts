@@ -30,7 +30,7 @@ import { DsrStage } from './dsr.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
-import { picksAgain } from './picks-again.js';
+import { hasNoTunnel, picksAgain } from './picks-again.js';
 import type { Pipeline } from './pipeline.js';
 import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
@@ -85,7 +85,7 @@ export class Gateway implements Pipeline {
     this.#dsr = new DsrStage(this.#core);
     this.#admission = new Admission(this.#core, this.#dsr);
     this.#fragments = new FragmentStage(this.#core, this.#dsr);
-    this.#icmp = new IcmpStage(this.#core, this.#dsr);
+    this.#icmp = new IcmpStage(this.#core, this.#dsr, true);
     this.#cuts = new CutStage(this.#core, this.#dsr);
   }
 
@@ -142,11 +142,11 @@ export class Gateway implements Pipeline {
   /** What it knows besides tables and snapshot that bears on a packet. Changes nothing. */
   recall(query: RecollectionQuery): Recollection {
     const core = this.#core;
-    const { source, destination, protocol, identification, service, nodes } = query;
+    const { source, destination, protocol, identification, nodes } = query;
     const datagram = this.#fragments.recall(source, destination, protocol, identification);
     const { node } = datagram.decided?.decision ?? { node: 0 };
     return {
-      ...this.#admission.recall(service, source),
+      ...this.#admission.recall(query),
       recoveringSince: core.recoveringSince,
       answers: core.limiter.recall(source),
       pathMtus: this.#dsr.recall(node === 0 ? nodes : [...nodes, node]),
@@ -155,9 +155,9 @@ export class Gateway implements Pipeline {
   }
 
   /** Goes on, for that packet, from what another gateway has recalled; recoveringSince is a part it was made of. */
-  assume({ source, service }: RecollectionQuery, recollection: Recollection): void {
-    this.#admission.assume(service, source, recollection);
-    this.#core.limiter.assume(source, recollection.answers);
+  assume(query: RecollectionQuery, recollection: Recollection): void {
+    this.#admission.assume(query, recollection);
+    this.#core.limiter.assume(query.source, recollection.answers);
     this.#dsr.assume(recollection.pathMtus);
     this.#fragments.assume(recollection.datagram);
   }
@@ -238,8 +238,7 @@ export class Gateway implements Pipeline {
   /** Whether a packet from the client must not use the record its tuple has. */
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
-    const isStranded = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC && snapshot.tunnel.address === 0;
-    if (!isStranded && packet.protocol === ipv4.PROTO_TCP) {
+    if (packet.protocol === ipv4.PROTO_TCP && !hasNoTunnel(table, record, snapshot)) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
     }

@@ -1,3 +1,4 @@
+import { lookup } from '../balance/lookup.js';
 import { REASON } from '../base/reasons.js';
 import {
   BACKEND,
@@ -18,8 +19,20 @@ import * as icmp from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { isInSourceRanges } from './limits.js';
 import { swapPorts } from './packet.js';
-import { VIP_ECHO } from './snapshot.js';
+import { choiceOfHash } from './pick-up.js';
+import {
+  BACKEND_ADDRESS,
+  BACKEND_PORT,
+  BACKEND_WORDS,
+  CHOICES_AT,
+  CHOICES_COUNT,
+  MODE_DSR,
+  SERVICE_MODE,
+  SERVICE_WORDS,
+  VIP_ECHO,
+} from './snapshot.js';
 
 /**
  * Rules 1 and 6: ICMP. Echo requests to a VIP are answered here and go no further. Errors belong to the flow they quote and are
@@ -28,11 +41,14 @@ import { VIP_ECHO } from './snapshot.js';
 export class IcmpStage {
   readonly #core: Core;
   readonly #dsr: DsrStage;
+  readonly #leadsByHash: boolean;
   readonly #quote = makeQuote();
 
-  constructor(core: Core, dsr: DsrStage) {
+  /** @param leadsByHash whether flows without a record may have a backend, as on a gateway those of dsr do */
+  constructor(core: Core, dsr: DsrStage, leadsByHash: boolean) {
     this.#core = core;
     this.#dsr = dsr;
+    this.#leadsByHash = leadsByHash;
   }
 
   process(): void {
@@ -52,7 +68,7 @@ export class IcmpStage {
     else if (vipBits === 0) core.drop(REASON['untracked-reply']);
     else if (type !== icmp.ECHO_REQUEST) core.drop(REASON['icmp-unknown-flow']);
     else if ((vipBits & VIP_ECHO) === 0) core.drop(REASON['echo-off']);
-    else core.answer(answerEcho, REASON.echo);
+    else core.answer(answerEcho, REASON.echo, REASON['icmp-unknown-flow']);
   }
 
   /**
@@ -79,7 +95,7 @@ export class IcmpStage {
     const reference = table.find(quote.destination, quote.source, ports, quote.protocol, hash);
     const record = reference >> 1;
     if (reference < 0 || table.isExpired(record, nowMs)) {
-      this.#unknown(isOurs);
+      if (!this.#leadsByHash || !this.#followHash()) this.#unknown(isOurs);
       return;
     }
     const word = record * RECORD_WORDS;
@@ -126,6 +142,36 @@ export class IcmpStage {
       const client = words[word + CLIENT]!;
       this.#dsr.forward(node, client, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, quote.protocol, false);
     }
+  }
+
+  /**
+   * An error about an answer of a dsr service, of a flow that has no record here: routers that spread flows over gateways send errors
+   * about them elsewhere, since those have no ports. It goes where the flow's packets go, by the hash.
+   *
+   * @returns whether there is such a service and backend; the packet has come to its end then
+   */
+  #followHash(): boolean {
+    const core = this.#core;
+    const { packet, bytes, view, snapshot } = core;
+    const { services, backends, choices } = snapshot;
+    const quote = this.#quote;
+    const { source: vip, destination: client, protocol } = quote;
+    const vipPort = quote.ports >>> 16;
+    const service = lookup(snapshot.serviceIndex, vip, vipPort, protocol);
+    const row = service * SERVICE_WORDS;
+    if (service === 0 || services[row + SERVICE_MODE] !== MODE_DSR || services[row + CHOICES_COUNT] === 0) return false;
+    if (!isInSourceRanges(snapshot, row, client)) return false;
+    const choice = choiceOfHash(snapshot, row, client, quote.ports & 0xffff, vipPort, protocol);
+    const id = choices[(services[row + CHOICES_AT]! + choice) * 2]!;
+    const backend = backends[id * BACKEND_WORDS + BACKEND_ADDRESS]!;
+    if (backend === client || core.isOwn(client)) return false;
+    core.noteChoice(service, id);
+    const node = this.#dsr.nodeOf(id);
+    if (!this.#dsr.accepts(node)) return true;
+    const ports = (backends[id * BACKEND_WORDS + BACKEND_PORT]! << 16) | (quote.ports & 0xffff);
+    translateError(view, bytes, packet.at, packet.l4, quote, packet.source, backend, backend, client, ports);
+    this.#dsr.forward(node, client, vip, swapPorts(quote.ports), protocol, false);
+    return true;
   }
 
   #unknown(isOurs: boolean): void {

@@ -1,6 +1,6 @@
 import { flowHash } from '../balance/flow-hash.js';
 import { lookup } from '../balance/lookup.js';
-import { pickMaglev } from '../balance/pick.js';
+import { pickMaglev, pickWeighted } from '../balance/pick.js';
 import { CAUSE_EXPIRED } from '../conntrack/events.js';
 import { TYPE_OUT } from '../conntrack/record.js';
 import type { Core } from './core.js';
@@ -11,6 +11,7 @@ import {
   BACKEND_WORDS,
   CHOICES_AT,
   CHOICES_COUNT,
+  CHOICES_WEIGHT,
   MAGLEV_AT,
   MAGLEV_SIZE,
   SERVICE_WORDS,
@@ -29,6 +30,31 @@ export function selectionHash(
 ): number {
   const port = services[row + AFFINITY_SECONDS] === 0 ? clientPort : 0;
   return flowHash(hashKey0, hashKey1, client, port, vipPort, protocol);
+}
+
+/**
+ * The number within the service in `row` of the choice that a client's hash leads to: by its Maglev table, or, where lots are drawn by
+ * the hash, by weight. The service has choices.
+ */
+export function choiceOfHash(
+  snapshot: Snapshot,
+  row: number,
+  client: number,
+  clientPort: number,
+  vipPort: number,
+  protocol: number,
+): number {
+  const { services, choices, maglev } = snapshot;
+  const hash = selectionHash(snapshot, row, client, clientPort, vipPort, protocol);
+  const size = services[row + MAGLEV_SIZE]!;
+  if (size !== 0) return pickMaglev(maglev, services[row + MAGLEV_AT]!, size, hash);
+  return pickWeighted(
+    choices,
+    services[row + CHOICES_AT]!,
+    services[row + CHOICES_COUNT]!,
+    services[row + CHOICES_WEIGHT]!,
+    hash,
+  );
 }
 
 /**
@@ -71,8 +97,7 @@ export class ReplyPickUp {
     if (services[row + CHOICES_COUNT] === 0 || this.#core.vipBits(packet.destination) !== 0) return false;
 
     const clientPort = packet.destinationPort;
-    const hash = selectionHash(snapshot, row, packet.destination, clientPort, vipPort, protocol);
-    const choice = pickMaglev(snapshot.maglev, services[row + MAGLEV_AT]!, services[row + MAGLEV_SIZE]!, hash);
+    const choice = choiceOfHash(snapshot, row, packet.destination, clientPort, vipPort, protocol);
     const backend = choices[(services[row + CHOICES_AT]! + choice) * 2]!;
     const member = backend * BACKEND_WORDS;
     if (backends[member + BACKEND_ADDRESS] !== packet.source) return false;

@@ -3,6 +3,7 @@ import type { DatagramMemory } from '../conntrack/fragments.js';
 import type { AnswersCounted } from '../nat/rate-limit.js';
 import type { Lowered } from '../tunnel/path-mtu.js';
 import type { Decision } from './fragments.js';
+import type { LimitCounts } from './limits.js';
 
 /**
  * What a gateway knows besides its tables and its snapshot, as far as it bears on one packet. It lives in the data path's
@@ -13,6 +14,7 @@ import type { Decision } from './fragments.js';
 export interface Recollection {
   /** The backend that the service's affinity has for the client. */
   readonly affinity: Remembered | null;
+  readonly limits: LimitCounts;
   /** Until when replies without a record are recognised, ms: since a start without a table (its begin), and for a full one. */
   readonly recoveringSince: number;
   readonly statelessTcpUntilMs: number;
@@ -39,6 +41,7 @@ export interface RecollectionQuery {
 export function emptyRecollection(): Recollection {
   return {
     affinity: null,
+    limits: { services: [], backends: [], clientFullAtMs: null },
     recoveringSince: Number.NEGATIVE_INFINITY,
     statelessTcpUntilMs: Number.NEGATIVE_INFINITY,
     statelessAnyUntilMs: Number.NEGATIVE_INFINITY,

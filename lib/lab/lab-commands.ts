@@ -1,16 +1,28 @@
+import { WeirError } from '../base/errors.js';
+import { checkCapture, type Recording, record } from './capture.js';
 import { showDemo } from './demo.js';
-import { demoConfig } from './demo-config.js';
+import type { Mode } from './demo-config.js';
+import { showDsrDemo } from './demo-dsr.js';
+import { showFailover } from './demo-failover.js';
+import { drawTopology } from './drawing.js';
 import { becomeAble, isInUserNamespace } from './privilege.js';
-import { drawTopology, Screen } from './screen.js';
-import { Lab, takeDown, VIP } from './topology.js';
+import { Screen } from './screen.js';
+import { Lab, type LabOptions, takeDown, VIP } from './topology.js';
+import { startWeirs, type Weirs } from './weirs.js';
 
 /*
  *   weir lab demo    build -> traffic -> remove          in one process
  *   weir lab up      build -> (the lab stays, processes and all)
  *   weir lab down             remove
  *
+ *   --mode dnat, snat      shape inline: answers come back through the gateway
+ *   --mode dsr             shape one-arm: they go past it
+ *   --failover             the same with a second gateway
+ *
  * In a user namespace a lab cannot outlive its command: there `up` stays until Ctrl-C.
  */
+
+const DOWNLOADS = 100;
 
 export interface LabCommandOptions {
   readonly out?: NodeJS.WritableStream;
@@ -19,6 +31,14 @@ export interface LabCommandOptions {
   readonly prefix?: string;
   /** The command line to run weir by; default: this installation's. */
   readonly weir?: readonly string[];
+  /** Default: dnat, with `failover` dsr. */
+  readonly mode?: Mode;
+  /** A folder for captures of every link. */
+  readonly pcap?: string;
+  /** Show how a second gateway goes on with the first one's connections. */
+  readonly failover?: boolean;
+  /** That run then; 100. */
+  readonly downloads?: number;
 }
 
 /**
@@ -28,24 +48,21 @@ export interface LabCommandOptions {
  * @throws WeirError LAB_FAILED, NO_PERMISSION, NO_TUN, MISSING_TOOL, USAGE
  */
 export async function labUp(options: LabCommandOptions = {}): Promise<number> {
+  const mode = modeOf(options);
   const elsewhere = await becomeAble();
   if (elsewhere !== null) return elsewhere;
+  if (options.pcap !== undefined) await checkCapture();
   const screen = screenOf(options);
-  const lab = await Lab.create(options);
+  const lab = await Lab.create(labOptions(options));
   try {
-    await screen.during('starting servers and weir', lab.startServers());
-    const weir = await lab.startWeir(demoConfig());
-    drawTopology(screen, lab.prefix);
-    const prefix = isInUserNamespace() ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ` : '';
-    const client = `${prefix}ip netns exec ${lab.namespace('client')}`;
-    screen.heading('Try');
-    screen.line(`  ${client} curl -s http://${VIP}/`);
-    screen.line(`  ${prefix}weir ct list --socket ${weir.socket}`);
-    screen.line(`  edit ${weir.configPath}, then ${prefix}weir reload --socket ${weir.socket}`);
-    screen.line();
+    const recording = options.pcap === undefined ? undefined : await record(lab, options.pcap);
+    await screen.during('starting the servers', lab.startServers());
+    const weirs = await screen.during('starting weir', startWeirs(lab, mode));
+    drawTopology(screen, lab.prefix, lab.plan);
+    suggest(lab, weirs, recording, screen);
     if (isInUserNamespace()) {
       screen.line('  The lab is there until Ctrl-C.');
-      await weir.ended;
+      await Promise.race([...weirs.gateways, ...weirs.nodes].map(({ ended }) => ended));
       screen.check(false, 'weir has ended by itself');
       await lab.destroy();
       return 1;
@@ -57,6 +74,34 @@ export async function labUp(options: LabCommandOptions = {}): Promise<number> {
     await lab.destroy();
     throw error;
   }
+}
+
+function suggest(lab: Lab, { gateways, nodes }: Weirs, recording: Recording | undefined, screen: Screen): void {
+  const prefix = isInUserNamespace() ? `nsenter -t ${process.pid} -U -n -m --preserve-credentials ` : '';
+  const inside = (role: string): string => `${prefix}ip netns exec ${lab.namespace(role)}`;
+  const gateway = gateways[0]!;
+  const suggestions: (readonly [command: string, note?: string])[] = [
+    [`${inside('client')} curl -s http://${VIP}/`],
+    [`${prefix}weir ct list --socket ${gateway.socket}`, nodes.length === 0 ? 'both ways: OUT' : 'one way: SVC'],
+  ];
+  if (nodes.length > 0) {
+    suggestions.push(
+      [`${prefix}weir ct list --socket ${nodes[0]!.socket}`, 'both ways: OUT, DSR'],
+      [`${inside('client')} curl -so /dev/null http://${VIP}/bytes/1000000000`],
+      [`${inside('router')} ip -s -h link`, 'client has got it all, gw next to nothing'],
+      [`${inside('gw')} tcpdump -ni eth0 src ${VIP}`, 'no answers'],
+    );
+  }
+  if (recording !== undefined) {
+    const { files } = recording;
+    suggestions.push([`tcpdump -nr ${files[0]}`, `and ${files.length - 1} more, one a link: all is being recorded`]);
+  }
+  screen.heading('Try');
+  for (const [command, note] of suggestions) {
+    screen.line(`  ${command}${note === undefined ? '' : screen.dim(`   # ${note}`)}`);
+  }
+  screen.line(`  edit ${gateway.configPath}, then ${prefix}weir reload --socket ${gateway.socket}`);
+  screen.line();
 }
 
 /**
@@ -78,14 +123,20 @@ export async function labDown(options: LabCommandOptions = {}): Promise<number> 
  * @throws WeirError as labUp
  */
 export async function labDemo(options: LabCommandOptions = {}): Promise<number> {
+  const mode = modeOf(options);
   const elsewhere = await becomeAble();
   if (elsewhere !== null) return elsewhere;
+  if (options.pcap !== undefined) await checkCapture();
   const screen = screenOf(options);
   const startedMs = performance.now();
-  drawTopology(screen, options.prefix ?? 'weir');
-  const lab = await screen.during('building the lab', Lab.create(options));
+  const lab = await screen.during('building the lab', Lab.create(labOptions(options)));
   try {
-    await showDemo(lab, screen, startedMs);
+    drawTopology(screen, lab.prefix, lab.plan);
+    const recording = options.pcap === undefined ? undefined : await record(lab, options.pcap);
+    if (options.failover) await showFailover(lab, { downloads: options.downloads ?? DOWNLOADS }, screen, startedMs);
+    else if (mode === 'dsr') await showDsrDemo(lab, screen, startedMs);
+    else await showDemo(lab, mode, screen, startedMs);
+    if (recording !== undefined) await sayRecorded(recording, screen);
   } finally {
     await lab.destroy();
   }
@@ -95,6 +146,38 @@ export async function labDemo(options: LabCommandOptions = {}): Promise<number> 
   if (failures > 0) screen.check(false, `${failures} check${failures === 1 ? '' : 's'} failed (${seconds} s)`);
   else screen.line(`  Everything as it should be, and the lab is gone. ${screen.dim(`${seconds} s`)}`);
   return failures > 0 ? 1 : 0;
+}
+
+async function sayRecorded(recording: Recording, screen: Screen): Promise<void> {
+  screen.heading('Recorded');
+  const { packets, missed, bytes } = await screen.during('waiting for the last packets', recording.stop());
+  for (const file of recording.files) screen.line(`  ${file}`);
+  const notes = `${missed === 0 ? 'none' : missed.toLocaleString('en')} missed, ${(bytes / 1e6).toFixed(1)} MB`;
+  screen.line(`  ${packets.toLocaleString('en')} packets, the first 256 bytes of each; ${notes}`);
+}
+
+/** @throws WeirError USAGE */
+function modeOf({ mode, failover, downloads }: LabCommandOptions): Mode {
+  if (failover && mode !== undefined && mode !== 'dsr') {
+    throw new WeirError(
+      'USAGE',
+      `--failover is for --mode dsr, not ${mode}`,
+      'In the other modes a second gateway has to be given the connections: weir ct export, weir ct import.',
+    );
+  }
+  if (downloads !== undefined && !failover) throw new WeirError('USAGE', '--downloads is for --failover');
+  return mode ?? (failover ? 'dsr' : 'dnat');
+}
+
+function labOptions(options: LabCommandOptions): LabOptions {
+  const { prefix, weir, failover } = options;
+  const shape = modeOf(options) === 'dsr' ? 'one-arm' : 'inline';
+  return {
+    shape,
+    gateways: failover ? 2 : 1,
+    ...(prefix === undefined ? {} : { prefix }),
+    ...(weir === undefined ? {} : { weir }),
+  };
 }
 
 function screenOf({ out = process.stdout, colour }: LabCommandOptions): Screen {

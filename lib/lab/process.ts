@@ -1,5 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { extname } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { WeirError } from '../base/errors.js';
 
@@ -7,6 +9,9 @@ import { WeirError } from '../base/errors.js';
  *   lab ---+--- ip netns exec NAMESPACE program     run to its end, output taken
  *          +--- ip netns exec NAMESPACE program &   output to a file, so that it may outlive the lab's own process
  */
+
+const START_LIMIT_MS = 15_000;
+const POLL_MS = 15;
 
 export interface Result {
   readonly stdout: string;
@@ -75,9 +80,60 @@ export async function must(command: string, args: readonly string[], options: Ru
 }
 
 /** The command that runs a file of this folder, compiled or from source. */
-export function nodeCommand(name: 'server' | 'load'): string[] {
+export function nodeCommand(name: 'server' | 'load' | 'transfers'): string[] {
   const extension = extname(import.meta.url);
   const file = fileURLToPath(new URL(`./${name}${extension}`, import.meta.url));
   const loader = extension === '.ts' ? ['--import', import.meta.resolve('tsx')] : [];
   return [process.execPath, ...loader, file];
+}
+
+/** A program that runs in the background, with its output in a file. */
+export interface ServiceProcess {
+  readonly pid: number;
+  readonly logPath: string;
+  /** Resolves with the exit status, or null after a signal. */
+  readonly ended: Promise<number | null>;
+}
+
+/**
+ * Waits until a process has written a line; it may not end before.
+ *
+ * @throws WeirError LAB_FAILED with the last it wrote
+ */
+export async function waitForLine(
+  service: ServiceProcess,
+  what: string,
+  test: (line: string) => boolean,
+): Promise<void> {
+  let ended = false;
+  void service.ended.then(() => {
+    ended = true;
+  });
+  const limitMs = performance.now() + START_LIMIT_MS;
+  for (;;) {
+    const wasEnded = ended;
+    const written = readLines(service.logPath);
+    if (written.some(test)) return;
+    const last = written.filter(Boolean).slice(-3).join('; ');
+    if (wasEnded) throw new WeirError('LAB_FAILED', `${what} ended at once: ${last || 'it said nothing'}`);
+    if (performance.now() > limitMs)
+      throw new WeirError('LAB_FAILED', `${what} does not get ready: ${last || 'it says nothing'}`);
+    await sleep(POLL_MS);
+  }
+}
+
+/** The whole lines of a file that may be growing. */
+export function readLines(path: string): string[] {
+  const text = readFileSync(path, 'utf8');
+  return text.slice(0, text.lastIndexOf('\n') + 1).split('\n');
+}
+
+/** One line of weir's log. */
+export function parseEvent(line: string): Record<string, unknown> | undefined {
+  if (!line.startsWith('{')) return undefined;
+  try {
+    return JSON.parse(line) as Record<string, unknown>;
+  } catch {
+    return undefined;
+  }
 }

@@ -102,19 +102,3 @@ export class Screen {
     return this.#isColoured ? `\x1b[${code}m${text}\x1b[0m` : text;
   }
 }
-
-/** The lab's drawing. */
-export function drawTopology(screen: Screen, prefix: string): void {
-  const name = (role: string): string => `${prefix}-${role}`;
-  const width = Math.max(17, name('client').length + 2, name('gw').length + 2);
-  const box = (text: string): string => `│${` ${text}`.padEnd(width)}│`;
-  const rule = '─'.repeat(width);
-  const gap = '          ';
-  const b = (number: number): string => screen.hue(`${name(`b${number}`)} 10.2.0.1${number}`, number - 1);
-  screen.line();
-  screen.line(`  ┌${rule}┐${gap}┌${rule}┐`);
-  screen.line(`  ${box(name('client'))}${gap}${box(name('gw'))}       ┌── ${b(1)}`);
-  screen.line(`  ${box('10.1.0.2')}──────────${box('weir0  (weir)')}───────┼── ${b(2)}`);
-  screen.line(`  ${box('')}${gap}${box('VIP 10.96.0.10')}       └── ${b(3)}`);
-  screen.line(`  └${rule}┘${gap}└${rule}┘`);
-}

@@ -2,12 +2,14 @@ import { createHash } from 'node:crypto';
 import { createSocket } from 'node:dgram';
 import { once } from 'node:events';
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { parseArgs } from 'node:util';
+import { blocks, hashBytes } from './blocks.js';
 
 /*
  *   client --- weir --- b1 | b2 | b3:  this program
  *                        TCP --http PORT   GET  /           {"backend":"b1","client":"10.1.0.2","port":40000}
- *                                          GET  /bytes/N    N bytes, no two blocks of them alike
+ *                                          GET  /bytes/N    N bytes, no two blocks of them alike; ?rate=R: R a second
  *                                          GET  /sha256/N   the SHA-256 of the same bytes
  *                                          PUT  /upload     {"bytes":N,"sha256":"..."} of what was sent
  *                        UDP --udp PORT    every datagram back as it came
@@ -15,43 +17,24 @@ import { parseArgs } from 'node:util';
  * Prints `ready` when both listen. Ends on SIGTERM.
  */
 
-const BLOCK_BYTES = 64 * 1024;
-
 const { values } = parseArgs({
   options: { name: { type: 'string' }, http: { type: 'string' }, udp: { type: 'string' } },
 });
 const name = values.name ?? 'backend';
 
-/** Filler that does not compress and repeats only per block; each block begins with its number. */
-const filler = Buffer.alloc(BLOCK_BYTES);
-for (let i = 0, x = 0x9e3779b9; i < BLOCK_BYTES; i += 4) {
-  x ^= x << 13;
-  x ^= x >>> 17;
-  x ^= x << 5;
-  filler.writeInt32LE(x | 0, i);
-}
-
-function* blocks(totalBytes: number): Generator<Buffer> {
-  for (let number = 0, left = totalBytes; left > 0; number++, left -= BLOCK_BYTES) {
-    const block = Buffer.from(filler);
-    block.writeDoubleLE(number, 0);
-    yield left < BLOCK_BYTES ? block.subarray(0, left) : block;
-  }
-}
-
-async function sendBytes(response: ServerResponse, totalBytes: number): Promise<void> {
+/** @param rate bytes a second, at most */
+async function sendBytes(response: ServerResponse, totalBytes: number, rate: number): Promise<void> {
   response.writeHead(200, { 'content-type': 'application/octet-stream', 'content-length': totalBytes });
+  const startedMs = performance.now();
+  let sentBytes = 0;
   for (const block of blocks(totalBytes)) {
+    const earlyMs = startedMs + (sentBytes / rate) * 1000 - performance.now();
+    if (earlyMs > 0) await sleep(earlyMs);
     if (response.destroyed) return;
+    sentBytes += block.length;
     if (!response.write(block)) await Promise.race([once(response, 'drain'), once(response, 'close')]);
   }
   response.end();
-}
-
-function hashBytes(totalBytes: number): string {
-  const hash = createHash('sha256');
-  for (const block of blocks(totalBytes)) hash.update(block);
-  return hash.digest('hex');
 }
 
 async function receive(request: IncomingMessage): Promise<{ bytes: number; sha256: string }> {
@@ -74,8 +57,9 @@ async function handle(request: IncomingMessage, response: ServerResponse): Promi
   response.setHeader('x-backend', name);
   const path = request.url ?? '/';
   if (request.method === 'PUT' || request.method === 'POST') return answer(response, 200, await receive(request));
-  const sized = /^\/(bytes|sha256)\/(\d{1,15})$/.exec(path);
-  if (sized?.[1] === 'bytes') return sendBytes(response, Number(sized[2]));
+  const sized = /^\/(bytes|sha256)\/(\d{1,15})(?:\?rate=(\d{1,15}))?$/.exec(path);
+  if (sized?.[1] === 'bytes')
+    return sendBytes(response, Number(sized[2]), Number(sized[3] ?? Number.POSITIVE_INFINITY));
   if (sized?.[1] === 'sha256') return answer(response, 200, { sha256: hashBytes(Number(sized[2])) });
   if (path !== '/') return answer(response, 404, { error: 'try /, /bytes/N, /sha256/N or PUT /upload' });
   const { remoteAddress, remotePort } = request.socket;

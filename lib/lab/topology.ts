@@ -1,62 +1,50 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { closeSync, mkdirSync, openSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { closeSync, mkdirSync, openSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { WeirError } from '../base/errors.js';
-import { must, nodeCommand, type Result, type RunOptions, run } from './process.js';
+import { ECHO_PORT, HTTP_PORT } from './addresses.js';
+import {
+  must,
+  nodeCommand,
+  parseEvent,
+  type Result,
+  type RunOptions,
+  readLines,
+  run,
+  type ServiceProcess,
+  waitForLine,
+} from './process.js';
+import { checkPrefix, guard, isAlive, isGuarded, labDirectory, removeLab, unguard, writeState } from './removal.js';
+import { build, makePlan, type Plan, rolesOf, routeToGateways, type Shape } from './shapes.js';
 
 /*
- *                              PREFIX-gw
- *   PREFIX-client         +-------------------+
- *  +-----------+          |       weir0       |         PREFIX-b1
- *  |           |   veth   |  VIP 10.96.0.10   |  veth  +--------------+
- *  |    eth0 --+----------+- client     br0 --+----+---+- eth0        |
- *  | 10.1.0.2  |          |  10.1.0.1         |    |   |  10.2.0.11   |
- *  +-----------+          |         10.2.0.1  |    |   +--------------+
- *   default via           +-------------------+    +---- PREFIX-b2 10.2.0.12
- *   10.1.0.1                                       +---- PREFIX-b3 10.2.0.13, default via 10.2.0.1
- *
- * The gateway forwards and has no more of its own; weir, when it runs there, brings the rest. Without weir the client reaches
- * the backends directly.
- *
- * A lab owns its namespaces, the processes it started in them and /run/PREFIX-lab. lab.json there names the processes, so
- * that another process, later, can take down what this one left. Nothing is ended that is not both listed there and in one
- * of the lab's namespaces: a pid may have come to mean another program.
+ *   create ---+--- namespaces, links, routes     one of two shapes (shapes.ts)
+ *             +--- spawn, startServers, startWeir     processes in them, logs in /run/PREFIX-lab
+ *             +--- exec                               programs that run to their end
+ *   destroy, or the end of this process               none of it is left (removal.ts)
+ *   release                                           all of it stays
  */
 
-export const VIP = '10.96.0.10';
-export const CLIENT_ADDRESS = '10.1.0.2';
-export const GATEWAY_ADDRESS = '10.2.0.1';
-/** Ports of the servers in each backend. */
-export const HTTP_PORT = 8080;
-export const ECHO_PORT = 9000;
+export * from './addresses.js';
+export type { ServiceProcess } from './process.js';
+export { takeDown } from './removal.js';
 
-const START_LIMIT_MS = 15_000;
 const STOP_LIMIT_MS = 3000;
-const POLL_MS = 15;
-const MAX_BACKENDS = 200;
-
-/** The address of backend 1, 2, ... */
-export function backendAddress(number: number): string {
-  return `10.2.0.${10 + number}`;
-}
 
 export interface LabOptions {
   /** Of the namespaces' names: `weir` makes weir-client, weir-gw, weir-b1. */
   readonly prefix?: string;
+  /** How it hangs together: `inline` when absent. */
+  readonly shape?: Shape;
+  /** More than one are for shape `one-arm`. */
+  readonly gateways?: number;
   readonly backends?: number;
   /** Of every link. */
   readonly mtu?: number;
   /** The command line to run weir by, without arguments. */
   readonly weir?: readonly string[];
-}
-
-export interface ServiceProcess {
-  readonly pid: number;
-  readonly logPath: string;
-  /** Resolves with the exit status, or null after a signal. */
-  readonly ended: Promise<number | null>;
 }
 
 /** weir, running in a namespace. */
@@ -75,31 +63,32 @@ export interface WeirProcess extends ServiceProcess {
   readonly stop: (signal?: NodeJS.Signals) => Promise<number | null>;
 }
 
-interface StateFile {
-  readonly owner: number;
-  readonly namespaces: readonly string[];
-  readonly pids: readonly number[];
-}
-
 export class Lab {
   readonly prefix: string;
   /** Where configuration, socket and logs are. */
   readonly dir: string;
-  /** `b1`, `b2`, ...: they name namespaces in `exec` and `spawn`, as `client` and `gw` do. */
-  readonly backends: readonly string[];
+  readonly plan: Plan;
   readonly #weirCommand: readonly string[];
   readonly #children = new Set<ChildProcess>();
   readonly #daemons: number[] = [];
   #isUp = true;
 
-  private constructor({ prefix = 'weir', backends = 3, weir = defaultWeirCommand() }: LabOptions) {
+  private constructor(options: LabOptions) {
+    const { prefix = 'weir', shape = 'inline', gateways = 1, backends = 3, weir = defaultWeirCommand() } = options;
     this.prefix = checkPrefix(prefix);
-    if (!(backends >= 0 && backends <= MAX_BACKENDS)) {
-      throw new WeirError('USAGE', `a lab has up to ${MAX_BACKENDS} backends, not ${backends}`);
-    }
+    this.plan = makePlan(shape, gateways, backends);
     this.dir = labDirectory(prefix);
-    this.backends = Array.from({ length: backends }, (_, i) => `b${i + 1}`);
     this.#weirCommand = weir;
+  }
+
+  /** `b1`, `b2`, ...: they name namespaces in `exec` and `spawn`, as `client` and `gw` do. */
+  get backends(): readonly string[] {
+    return this.plan.backends;
+  }
+
+  /** `gw`, `gw2`, ... */
+  get gateways(): readonly string[] {
+    return this.plan.gateways;
   }
 
   /**
@@ -110,7 +99,7 @@ export class Lab {
    */
   static async create(options: LabOptions = {}): Promise<Lab> {
     const lab = new Lab(options);
-    if (isAlive(lab.prefix) || [...guarded].some(({ prefix }) => prefix === lab.prefix)) {
+    if (isAlive(lab.prefix) || isGuarded(lab.prefix)) {
       throw new WeirError(
         'LAB_FAILED',
         `a lab of prefix ${lab.prefix} is up already`,
@@ -122,12 +111,17 @@ export class Lab {
     guard(lab);
     try {
       lab.#writeState();
-      await lab.#build(options.mtu ?? 1500);
+      await build(lab.plan, { namespace: (role) => lab.namespace(role), mtu: options.mtu ?? 1500 });
     } catch (error) {
       await lab.destroy();
       throw error;
     }
     return lab;
+  }
+
+  /** The full names of all namespaces. */
+  get namespaces(): readonly string[] {
+    return rolesOf(this.plan).map((role) => this.namespace(role));
   }
 
   /** The full name of the namespace of `client`, `gw`, `b1`, ... */
@@ -144,15 +138,23 @@ export class Lab {
     return run('ip', ['netns', 'exec', this.namespace(role), command, ...args], { ...options, started });
   }
 
-  /** Starts a program in a namespace; its output goes to `NAME.log` in the lab's folder. */
-  spawn(role: string, name: string, command: string, args: readonly string[] = []): ServiceProcess {
+  /** Has the router of a one-arm lab send what is for VIPs to these gateways, and to no others. */
+  async routeToGateways(roles: readonly string[]): Promise<void> {
+    const { hub, lan } = this.plan;
+    const command = routeToGateways(roles.map((role) => lan[role]!));
+    await must('ip', ['-n', this.namespace(hub), ...command.split(' ')]);
+  }
+
+  /** Starts a program in a namespace; its output goes to `NAME.log` in the lab's folder, or standard output to a file. */
+  spawn(role: string, name: string, command: string, args: readonly string[] = [], stdout?: string): ServiceProcess {
     const logPath = join(this.dir, `${name}.log`);
     const log = openSync(logPath, 'w');
+    const out = stdout === undefined ? log : openSync(stdout, 'w');
     const child = spawn('ip', ['netns', 'exec', this.namespace(role), command, ...args], {
-      stdio: ['ignore', log, log],
+      stdio: ['ignore', out, log],
       detached: true,
     });
-    closeSync(log);
+    for (const file of new Set([log, out])) closeSync(file);
     const ended = new Promise<number | null>((resolve) => {
       child.once('exit', resolve);
       child.once('error', () => resolve(null));
@@ -209,11 +211,14 @@ export class Lab {
         const { status, stderr, stdout } = await ask(['reload']);
         if (status !== 0) throw new WeirError('LAB_FAILED', `weir reload failed: ${(stderr || stdout).trim()}`);
       },
-      stop: async (signal = 'SIGTERM') => {
-        this.#signal(process.pid, signal);
-        return await process.ended;
-      },
+      stop: (signal) => this.end(process, signal),
     };
+  }
+
+  /** Ends what `spawn` started and resolves when it has ended, with its status. */
+  async end({ pid, ended }: ServiceProcess, signal: NodeJS.Signals = 'SIGTERM'): Promise<number | null> {
+    for (const child of this.#children) if (child.pid === pid) child.kill(signal);
+    return await ended;
   }
 
   /** Leaves the lab standing when this process ends; `takeDown` removes it later. */
@@ -248,212 +253,11 @@ export class Lab {
     child.once('error', () => this.#children.delete(child));
   }
 
-  #signal(pid: number, signal: NodeJS.Signals): void {
-    for (const child of this.#children) if (child.pid === pid) child.kill(signal);
-  }
-
   #writeState(): void {
-    const namespaces = ['client', 'gw', ...this.backends].map((role) => this.namespace(role));
-    const state: StateFile = { owner: process.pid, namespaces, pids: this.#daemons };
-    writeFileSync(stateFile(this.prefix), JSON.stringify(state));
+    writeState(this.prefix, { owner: process.pid, namespaces: this.namespaces, pids: this.#daemons });
   }
-
-  async #build(mtu: number): Promise<void> {
-    const client = this.namespace('client');
-    const gateway = this.namespace('gw');
-    const all = [client, gateway, ...this.backends.map((name) => this.namespace(name))];
-    await must('ip', ['-batch', '-'], {
-      input: lines([
-        ...all.map((name) => `netns add ${name}`),
-        `link add eth0 mtu ${mtu} netns ${client} type veth peer name client mtu ${mtu} netns ${gateway}`,
-        ...this.backends.map(
-          (name) =>
-            `link add ${name} mtu ${mtu} netns ${gateway} type veth peer name eth0 mtu ${mtu} netns ${this.namespace(name)}`,
-        ),
-      ]),
-    });
-    await must('ip', ['-n', gateway, '-batch', '-'], {
-      input: lines([
-        'link set lo up',
-        'addr add 10.1.0.1/24 dev client',
-        'link set client up',
-        `link add br0 mtu ${mtu} type bridge`,
-        `addr add ${GATEWAY_ADDRESS}/24 dev br0`,
-        'link set br0 up',
-        ...this.backends.map((name) => `link set ${name} master br0 up`),
-      ]),
-    });
-    const host = (role: string, address: string, router: string): Promise<string> =>
-      must('ip', ['-n', this.namespace(role), '-batch', '-'], {
-        input: lines([
-          'link set lo up',
-          `addr add ${address}/24 dev eth0`,
-          'link set eth0 up',
-          `route add default via ${router}`,
-        ]),
-      });
-    await Promise.all([
-      host('client', CLIENT_ADDRESS, '10.1.0.1'),
-      ...this.backends.map((name, i) => host(name, backendAddress(i + 1), GATEWAY_ADDRESS)),
-      this.#set('gw', { ip_forward: '1', 'conf/all/rp_filter': '0', 'conf/default/rp_filter': '0' }),
-      // Many short connections from one address: all ports, and those in TIME_WAIT again.
-      this.#set('client', { ip_local_port_range: '1024 65535', tcp_tw_reuse: '1' }),
-    ]);
-  }
-
-  async #set(role: string, settings: Record<string, string>): Promise<void> {
-    const script = Object.entries(settings).map(([name, value]) => `echo ${value} > /proc/sys/net/ipv4/${name}`);
-    const { status, stderr } = await this.exec(role, 'sh', ['-ec', script.join('\n')]);
-    if (status !== 0)
-      throw new WeirError('LAB_FAILED', `a setting in ${this.namespace(role)} failed: ${stderr.trim()}`);
-  }
-}
-
-/**
- * Removes the lab of a prefix, whoever built it: the command `weir lab down`.
- *
- * @returns whether there was one
- */
-export function takeDown(prefix = 'weir'): boolean {
-  return removeLab(checkPrefix(prefix));
-}
-
-/** Short enough that nothing made of it exceeds a limit: a UNIX socket's path has 107 bytes. */
-function checkPrefix(prefix: string): string {
-  if (/^[A-Za-z0-9][A-Za-z0-9_-]{0,39}$/.test(prefix)) return prefix;
-  throw new WeirError(
-    'USAGE',
-    `${JSON.stringify(prefix)} cannot be a lab's prefix`,
-    'Use up to 40 letters, digits, - and _.',
-  );
-}
-
-function labDirectory(prefix: string): string {
-  return `/run/${prefix}-lab`;
-}
-
-function stateFile(prefix: string): string {
-  return join(labDirectory(prefix), 'lab.json');
-}
-
-function readState(prefix: string): StateFile | null {
-  try {
-    return JSON.parse(readFileSync(stateFile(prefix), 'utf8')) as StateFile;
-  } catch {
-    return null;
-  }
-}
-
-function isAlive(prefix: string): boolean {
-  const state = readState(prefix);
-  if (state === null) return false;
-  return survivors(state).length > 0 || (state.owner !== process.pid && isLabProcess(state.owner));
-}
-
-/** The listed processes that still are in one of the lab's namespaces. */
-function survivors({ namespaces, pids }: StateFile): number[] {
-  const inodes = new Set(namespaces.map((name) => inodeOf(`/run/netns/${name}`)).filter((inode) => inode !== 0));
-  return pids.filter((pid) => inodes.has(inodeOf(`/proc/${pid}/ns/net`)));
-}
-
-function inodeOf(path: string): number {
-  try {
-    return statSync(path).ino;
-  } catch {
-    return 0;
-  }
-}
-
-/** Whether a pid still is a Node.js program: a builder that was killed may have left its number to another. */
-function isLabProcess(pid: number): boolean {
-  try {
-    return readFileSync(`/proc/${pid}/cmdline`, 'utf8').split('\0')[0]!.includes('node');
-  } catch {
-    return false;
-  }
-}
-
-function removeLab(prefix: string): boolean {
-  const state = readState(prefix);
-  if (state === null) return false;
-  for (const pid of survivors(state)) {
-    try {
-      process.kill(pid, 'SIGKILL');
-    } catch {
-      // It has just ended by itself.
-    }
-  }
-  const existing = state.namespaces.filter((name) => inodeOf(`/run/netns/${name}`) !== 0);
-  const input = lines(existing.map((name) => `netns del ${name}`));
-  if (existing.length > 0) spawnSync('ip', ['-force', '-batch', '-'], { input });
-  rmSync(labDirectory(prefix), { recursive: true, force: true });
-  return true;
 }
 
 function defaultWeirCommand(): string[] {
   return [process.execPath, fileURLToPath(new URL('../../bin/weir.js', import.meta.url))];
-}
-
-function lines(commands: readonly string[]): string {
-  return commands.map((command) => `${command}\n`).join('');
-}
-
-function readLines(path: string): string[] {
-  const text = readFileSync(path, 'utf8');
-  return text.slice(0, text.lastIndexOf('\n') + 1).split('\n');
-}
-
-function parseEvent(line: string): Record<string, unknown> | undefined {
-  if (!line.startsWith('{')) return undefined;
-  try {
-    return JSON.parse(line) as Record<string, unknown>;
-  } catch {
-    return undefined;
-  }
-}
-
-/** Waits until a process has written a line; it may not end before. */
-async function waitForLine(service: ServiceProcess, what: string, test: (line: string) => boolean): Promise<void> {
-  let ended = false;
-  void service.ended.then(() => {
-    ended = true;
-  });
-  const limitMs = performance.now() + START_LIMIT_MS;
-  for (;;) {
-    const wasEnded = ended;
-    const written = readLines(service.logPath);
-    if (written.some(test)) return;
-    const last = written.filter(Boolean).slice(-3).join('; ');
-    if (wasEnded) throw new WeirError('LAB_FAILED', `${what} ended at once: ${last || 'it said nothing'}`);
-    if (performance.now() > limitMs)
-      throw new WeirError('LAB_FAILED', `${what} does not get ready: ${last || 'it says nothing'}`);
-    await sleep(POLL_MS);
-  }
-}
-
-const SIGNALS = { SIGINT: 2, SIGTERM: 15, SIGHUP: 1 } as const;
-const guarded = new Set<Lab>();
-
-function abandonAll(): void {
-  for (const lab of guarded) lab.abandon();
-}
-
-function onSignal(signal: NodeJS.Signals): void {
-  abandonAll();
-  process.exit(128 + SIGNALS[signal as keyof typeof SIGNALS]);
-}
-
-/** However this process ends, the lab ends with it. */
-function guard(lab: Lab): void {
-  if (guarded.size === 0) {
-    process.on('exit', abandonAll);
-    for (const signal of Object.keys(SIGNALS) as NodeJS.Signals[]) process.on(signal, onSignal);
-  }
-  guarded.add(lab);
-}
-
-function unguard(lab: Lab): void {
-  if (!guarded.delete(lab) || guarded.size > 0) return;
-  process.off('exit', abandonAll);
-  for (const signal of Object.keys(SIGNALS) as NodeJS.Signals[]) process.off(signal, onSignal);
 }

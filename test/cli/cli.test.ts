@@ -111,6 +111,8 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['ct', 'import'], /missing required argument 'file'/],
     [['ct', 'export', '-o', 'json'], /unknown option '-o'/],
+    [['lab', 'up', '--mode', 'nat'], /Allowed choices are dnat, snat, dsr\. See `weir lab up --help`/],
+    [['lab', 'up', '--failover'], /unknown option '--failover'/],
     [['drain', 'web'], /missing required argument 'backend'/],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
@@ -134,12 +136,16 @@ t.test('options reach the parts', async (t) => {
   t.strictSame([code, stderr], [0, '3 packets in 1.500 s, 2 out: forward 2, drop 1\n']);
   await weir('replay', '-c', good, ...files);
   t.equal((await weir('lab', 'demo', '--prefix', 'mine')).code, 1, 'the exit code is the part’s');
+  await weir('lab', 'demo', '--failover', '--downloads', '7', '--mode', 'dsr', '--pcap', 'links');
+  await weir('lab', 'up', '--mode', 'snat');
   const names = { in: 'in.pcap', out: 'out.pcap', json: 'out.jsonl' };
   t.strictSame(asked, [
     ['run', { config: good, socket: '/tmp/s', pretty: true }],
     ['replay', { config: good, ...names, conntrack: 'ct.json', timeline: 't.jsonl', seed: -7, recovering: true }],
     ['replay', { config: good, ...names, seed: 1 }],
     ['lab', 'demo', { prefix: 'mine' }],
+    ['lab', 'demo', { prefix: 'weir', failover: true, downloads: 7, mode: 'dsr', pcap: 'links' }],
+    ['lab', 'up', { prefix: 'weir', mode: 'snat' }],
   ]);
 });
 
@@ -227,8 +233,13 @@ t.test('commands that talk to a running weir', async (t) => {
     /node +tunnels end at 10\.2\.0\.11:6081\n +answers for 10\.2\.0\.11:8080\/tcp\n +answers for 10\.2\.0\.11:53\/udp, learned\n/,
   );
   t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.services());
+  t.notMatch((await ask('services')).stdout, 'LIMIT');
+  running.backends = [{ ...backend('b1'), maxConnections: 50 }, backend('b2')];
+  running.limits = { maxConnections: 100, newConnectionsPerSecond: 20 };
+  t.match((await ask('services')).stdout, /\n\nSERVICE .*\nweb +\(all\) +5 +100 +20\/s\nweb +b1 +2 +50\n$/);
   running.backends = [];
-  t.match((await ask('services')).stdout, /web .*\(none\)/);
+  running.limits = { maxConnections: null, newConnectionsPerSecond: 3 };
+  t.match((await ask('services')).stdout, /web .*\(none\).*\n\nSERVICE .*\nweb +\(all\) +5 +3\/s\n$/);
 
   t.strictSame(JSON.parse((await ask('ct', 'stats', '-o', 'json')).stdout), running.conntrack());
   t.match((await ask('ct', 'stats')).stdout, /tcp +7 +100 +20 +1 +6 +6 +ESTABLISHED 7\n/);

@@ -183,6 +183,52 @@ t.test('a SYN on an established entry', async (t) => {
     t.equal(c.state, 'ESTABLISHED');
     t.equal(c.client({ flags: 'R', seq: 59_000 }).state, 'CLOSED', 'within the new window');
   });
+  t.test('the backend has begun anew with all, some or none of the data that came with it', async (t) => {
+    for (const taken of [0, 300, 700]) {
+      const c = new Connection().handshake().client({ flags: 'S', at: 0x40000000, payload: 700 });
+      c.next.client = 0x40000001 + taken;
+      c.next.backend = 0x60000000;
+      t.equal(c.backend({ flags: 'SA' }).state, 'SYN_RECV', `${taken} bytes`);
+      c.client({ flags: 'S', at: 0x40000000, payload: 700 });
+      t.equal(c.state, 'SYN_RECV', 'a repeat is one');
+      c.client({ flags: 'A', payload: 700 - taken })
+        .client({ flags: 'FA' })
+        .backend({ flags: 'FA' });
+      t.equal(c.state, 'CLOSING');
+    }
+    const c = new Connection().handshake().client({ flags: 'S', at: 0x40000000, payload: 700 });
+    for (const ack of [0x40000000, 0x40000001 + 705]) {
+      c.next.client = ack;
+      t.equal(c.backend({ flags: 'SA', at: 9 }).state, 'ESTABLISHED', 'of another SYN');
+    }
+  });
+  t.test('its own, which took longer than what came after it, says nothing', async (t) => {
+    const c = new Connection().handshake().client({ flags: 'FA' }).client({ flags: 'S', at: 1000 });
+    c.backend({ flags: 'SA', at: 700_000, ack: -1 });
+    t.equal(c.state, 'ESTABLISHED');
+    t.equal(c.flags, 'TxClosing SeenNonSyn');
+    t.equal(c.backend({ flags: 'FA' }).state, 'CLOSING');
+  });
+  t.test('the backend refuses it: there is no connection any more', async (t) => {
+    for (const isPickedUp of [false, true]) {
+      const refused: number[] = [];
+      const c = new Connection();
+      c.table.onRefused = (backend) => refused.push(backend);
+      if (isPickedUp) c.client({ flags: 'A' }).backend({ flags: 'A' });
+      else c.handshake();
+      c.backend({ flags: 'RA', at: 0, ack: 0x12345678 });
+      t.equal(c.state, 'ESTABLISHED', 'there was no SYN');
+      c.client({ flags: 'S', at: 0x40000000 });
+      c.next.client = 0x40000002;
+      t.equal(c.backend({ flags: 'RA', at: 0 }).state, 'ESTABLISHED', 'it acknowledges something else');
+      c.next.client = 0x40000001;
+      t.equal(c.backend({ flags: 'R', at: 0 }).state, 'ESTABLISHED', 'it acknowledges nothing');
+      t.equal(c.backend({ flags: 'RA', at: 0 }).state, 'CLOSED');
+      t.equal(c.expiresInMs, FIN);
+      t.equal(c.class, CLASS_CLOSING);
+      t.strictSame(refused, [2]);
+    }
+  });
 });
 
 t.test('RSTs are judged by the window of who receives them', async (t) => {
@@ -280,6 +326,31 @@ t.test('old retransmissions are harmless, losses before weir heal', async (t) =>
 
   const keepAlive = new Connection().handshake().client({ flags: 'A', seq: -1 }).backend({ flags: 'A' });
   t.equal(keepAlive.state, 'ESTABLISHED');
+});
+
+t.test('who has filled the window sends its ACKs from where that ends', async (t) => {
+  const window = 1000;
+  const c = new Connection().handshake({ window }).client({ flags: 'PA', payload: 600, window });
+  c.next.backend += 1000; // lost before weir
+  c.backend({ flags: 'A' });
+  t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client);
+  c.next.backend += 1;
+  c.client({ flags: 'PA', ack: -1001, payload: 9, window }).backend({ flags: 'A' });
+  t.equal(c.table.words[c.record * RECORD_WORDS + TX_ACKED], c.next.client - 9, 'nobody can be beyond it');
+});
+
+t.test('a FIN may be overtaken by as many ACKs as a window has room for', async (t) => {
+  const late = (ack: number, scale: number): string =>
+    new Connection()
+      .handshake({ scale })
+      .backend({ flags: 'A', payload: 60_000 })
+      .client({ flags: 'A' })
+      .backend({ flags: 'A', payload: 60_000 })
+      .client({ flags: 'A' })
+      .client({ flags: 'FA', ack }).flags;
+  t.match(late(-66_000, 0), 'TxClosing', 'one super-packet at least');
+  t.notMatch(late(-66_001, 0), 'TxClosing');
+  t.match(late(-120_000, 3), 'TxClosing');
 });
 
 t.test('TCP Fast Open: data in the SYN', async (t) => {
@@ -404,6 +475,14 @@ t.test('one-way entries', async (t) => {
   t.equal(c.class, CLASS_CLOSING);
   t.equal(c.wait(50_000).client({ flags: 'A' }).expiresInMs, 60_000, 'refreshed');
   t.equal(c.state, 'CLOSING');
+
+  const again = new Connection({ type: TYPE_SVC, clientIsn: 0xb0000000, backendIsn: 0xe0000000 });
+  again.client({ flags: 'S' }).client({ flags: 'PA', payload: 100 }).client({ flags: 'R' });
+  again.next.client = 0x50000000;
+  again.next.backend = 0x60000000;
+  again.client({ flags: 'S' }).client({ flags: 'A', payload: 10 }).client({ flags: 'A', seq: -10 });
+  const ends = [TX_END, RX_END].map((end) => again.table.words[again.record * RECORD_WORDS + end]);
+  t.same(ends, [0x5000000b, 0x60000000], 'a client that begins anew has other numbers');
 
   const two = new Connection({ type: TYPE_SVC }).client({ flags: 'S' }).client({ flags: 'A' });
   t.equal(two.class, CLASS_HALF_OPEN, 'evictable until the third packet');

@@ -19,6 +19,7 @@ import { ADOPT_RECORDS, FlowImport } from '../../lib/control/flow-import.js';
 import { END_LINE, formatHeader, MAX_LINE_BYTES } from '../../lib/control/flow-lines.js';
 import type { FlowFilter } from '../../lib/control/flows.js';
 import { type ImportView, SKIP_REASONS } from '../../lib/control/view.js';
+import { describe } from '../fixtures/packet-text.js';
 import { tcp, udp } from '../fixtures/packets.js';
 import { type Outcome, type PipelineOptions, TestPipeline } from '../support/pipeline.js';
 import { half, quad, reply } from '../support/traffic.js';
@@ -159,6 +160,21 @@ t.test('a connection goes on in both directions, and its end is known', async (t
       );
     }
   }
+});
+
+t.test('a one-way flow takes along what it must be told at its end', async (t) => {
+  const tunnel = 'tunnel: { address: 192.0.2.1 }\n';
+  const [from, to] = [7, 99].map((seed) => {
+    return new TestPipeline(tunnel + config(web('mode: dsr, onRemove: reset,', [B1])), { seed });
+  }) as [TestPipeline, TestPipeline];
+  from.send(tcp({ ...client, flags: 'S', seq: 0xc0000000 }));
+  from.send(tcp({ ...client, flags: 'A', seq: 0xc0000001, ack: 0xd0000001 }));
+  t.match(await imported(to, exported(from)), { imported: 1, refused: { length: 0 } });
+  t.equal(exported(to), exported(from));
+  to.send(tcp({ ...client, flags: 'PA', seq: 0xc0000001, ack: 0xd0000002, payload: 100 }));
+  to.configure(tunnel + config(web('mode: dsr, onRemove: reset,', [B2])));
+  const [rst] = to.sendDue();
+  t.match(describe(rst!.bytes), `RA seq=${0xd0000002} ack=${0xc0000065}`);
 });
 
 t.test('its snat port is nobody else’s afterwards', async (t) => {

@@ -64,7 +64,8 @@ function write(f: Valid, nowMs: number): RecordRows {
   [words[R.CREATED], words[R.TX_SEEN], words[R.RX_SEEN]] = f.ages.map(seconds) as [number, number, number];
   [bytes[R.TX_FLAGS_SEEN], bytes[R.RX_FLAGS_SEEN]] = f.flagsSeen;
   doubles.set(f.counts, R.TX_PACKETS);
-  if (!f.isTcp || f.marks === 0) return into;
+  if (f.isTcp && f.type === R.TYPE_SVC) [words[R.TX_END], words[R.RX_END]] = [f.sequences[0], f.sequences[2]];
+  if (!f.isTcp || f.type === R.TYPE_SVC || f.marks === 0) return into;
   bytes[R.MARKS] = f.marks;
   halves.set(f.windows, R.TX_WINDOW);
   const tx = (f.marks & R.MARK_WINDOWS) === 0 ? f.scales[0] : Math.min(f.scales[0], 14);
@@ -170,6 +171,7 @@ t.test('a fault is told', async (t) => {
     [{ ...GOOD, bytes: { original: 2 ** 53, reply: 0 } }, /bytes.original/],
     [{ ...GOOD, proto: 'udp', state: 'REPLIED' }, /tcp does not belong/],
     [{ ...GOOD, tcp: { ...GOOD.tcp, windows: 1 } }, /tcp.windows must be true or false/],
+    [{ ...GOOD, type: 'SVC' }, /tcp.windows must be false for a one-way flow/],
     [{ ...GOOD, tcp: { ...GOOD.tcp, reply: 1 } }, /tcp.reply must be an object/],
     [{ ...GOOD, tcp: { ...GOOD.tcp, original: { ...original, end: 2 ** 32 } } }, /tcp.original.end/],
     [{ ...GOOD, tcp: { ...GOOD.tcp, original: { ...original, window: 65536 } } }, /tcp.original.window/],

@@ -243,6 +243,34 @@ t.test('a configuration without a tunnel has no place for its flows', async (t) 
   t.equal(describe(moved.out[0]!.bytes), 'tcp 10.1.0.2:40000 > 10.2.0.11:8080 A seq=0', 'the flow begins anew without');
 });
 
+t.test('a service in another mode has no tunnels for its flows, but for those that are drained', async (t) => {
+  const both = `${B1}, ${B2}`;
+  const dnat = (backends: string): string =>
+    config({ backends: backends.replaceAll(/, node: [\d.]+/g, '') }).replaceAll('mode: dsr,', '');
+  const ack = { ...client, flags: 'A', seq: 2, ack: 9 };
+  const pipeline = new TestPipeline(config({ backends: both }));
+  const { backend } = pipeline.send(tcp({ ...client, flags: 'S', seq: 1 }));
+  pipeline.send(udp(query));
+  const [stays, leaves] = backend === 'b1' ? [B1, B2] : [B2, B1];
+
+  pipeline.configure(dnat(leaves));
+  t.match(describe(pipeline.send(tcp(ack)).out[0]!.bytes), / > 192\.0\.2\.1[12] /, 'to the node it was at');
+
+  pipeline.configure(config({ backends: both }));
+  pipeline.configure(dnat(stays));
+  const moved = pipeline.send(tcp(ack));
+  t.match(moved, { verdict: 'forward', backend, direction: 'original' });
+  t.match(describe(moved.out[0]!.bytes), /^tcp 10\.1\.0\.2:40000 > 10\.2\.0\.1[12]:8080 A seq=2 ack=9$/);
+  const answer = {
+    src: backend === 'b1' ? '10.2.0.11' : '10.2.0.12',
+    sport: 8080,
+    dst: client.src,
+    dport: client.sport,
+  };
+  t.match(pipeline.send(tcp({ ...answer, flags: 'A', seq: 9, ack: 2 })), { direction: 'reply', state: 'ESTABLISHED' });
+  t.match(describe(pipeline.send(udp(query)).out[0]!.bytes), /^udp 10\.1\.0\.2:5000 > 10\.2\.0\.1[12]:8080/);
+});
+
 t.test('ICMP errors from the client’s side go to the owner of the flow, translated', async (t) => {
   for (const option of ['always', 'syn']) {
     const pipeline = new TestPipeline(config({ tunnel: `option: ${option},` }));
@@ -268,7 +296,7 @@ t.test('ICMP errors from the client’s side go to the owner of the flow, transl
         if (protocol === 'tcp') t.equal(found.sport, sport, 'in the order of the flow');
       }
     }
-    const unknown = tcp({ src: '10.96.0.10', sport: 80, dst: '10.1.0.2', dport: 9 });
+    const unknown = tcp({ src: '10.96.0.10', sport: 9, dst: '10.1.0.2', dport: 40000 });
     const stray = icmpError({ src: '10.1.0.1', dst: '10.96.0.10', type: 3, code: 4, mtu: 1300, quoted: unknown });
     t.match(pipeline.send(stray), { verdict: 'drop', reason: 'icmp-unknown-flow' });
     const long = icmpError({ src: '10.1.0.1', dst: '10.96.0.10', type: 3, code: 1, quoted: quotes.tcp });
@@ -276,6 +304,60 @@ t.test('ICMP errors from the client’s side go to the owner of the flow, transl
     const loose = icmpError({ src: '10.1.0.1', dst: '10.96.0.10', id: 4, type: 3, code: 1, quoted: quotes.tcp });
     t.equal(inside(t, pipeline.send(loose)).length, 2);
   }
+});
+
+t.test('ICMP errors of flows that another gateway has go where their packets go', async (t) => {
+  const complaint = (dport: number, fields: object = {}): Uint8Array =>
+    icmpError({
+      src: '10.1.0.1',
+      dst: '10.96.0.10',
+      type: 3,
+      code: 4,
+      mtu: 1300,
+      quoted: tcp({ src: '10.96.0.10', sport: 80, dst: '10.1.0.2', dport, flags: 'A', payload: 1400, ...fields }),
+      quoteBytes: 28,
+    });
+  for (const web of ['algorithm: maglev,', 'algorithm: random,', 'affinity: { clientIp: 1h },']) {
+    const one = new TestPipeline(config({ web, backends: `${B1}, ${B2}` }));
+    const other = new TestPipeline(config({ web, backends: `${B1}, ${B2}` }), { seed: 9 });
+    const nodes = new Set<string>();
+    for (let sport = 40000; sport < 40050; sport++) {
+      const flow = only(t, one.send(tcp({ ...client, sport, flags: 'S' })));
+      const known = only(t, one.send(complaint(sport)));
+      const outcome = other.send(complaint(sport));
+      t.match(outcome, { direction: 'original', service: 'web' });
+      const unknown = only(t, outcome);
+      t.same(unknown, known, 'byte for byte as the gateway that has the flow sends it');
+      t.same([unknown.dst, unknown.sport], [flow.dst, flow.sport]);
+      nodes.add(unknown.dst);
+    }
+    t.equal(nodes.size, web.includes('affinity') ? 1 : 2);
+    t.equal(other.tcp.count, 0, 'and nothing is recorded');
+  }
+
+  const ranged = new TestPipeline(config({ web: 'sourceRanges: [10.1.0.0/24],' }));
+  t.equal(ranged.send(complaint(1)).verdict, 'forward');
+  const lost = { verdict: 'drop', reason: 'icmp-unknown-flow', out: [] };
+  t.match(ranged.send(complaint(1, { dst: '10.1.1.2' })), lost, 'a client that has no flows');
+  const anyone = new TestPipeline(config());
+  t.match(anyone.send(complaint(1, { dst: '10.2.0.11' })), lost, 'nor has a backend');
+  t.match(anyone.send(complaint(1, { dst: '10.96.0.10' })), lost, 'nor a VIP');
+  t.match(ranged.send(complaint(1, { sport: 81 })), lost, 'no service');
+  const dnat = config()
+    .replaceAll('dsr', 'dnat')
+    .replaceAll(/, node: [\d.]+/g, '');
+  t.match(new TestPipeline(config({ backends: '' })).send(complaint(1)), lost, 'no backend');
+  t.match(new TestPipeline(dnat).send(complaint(1)), lost, 'only dsr knows by the hash');
+  const narrow = new TestPipeline(config({ top: 'device: { mtu: 576 }' }));
+  const whole = icmpError({
+    src: '10.1.0.1',
+    dst: '10.96.0.10',
+    type: 3,
+    code: 1,
+    quoted: tcp({ src: '10.96.0.10', sport: 80, dst: '10.1.0.2', dport: 1, flags: 'A', payload: 500 }),
+  });
+  t.match(narrow.send(whole), { reason: 'mtu-exceeded' }, 'and it has to fit');
+  for (const pipeline of [ranged, narrow]) t.equal(pipeline.device.slotsHeld, 0);
 });
 
 t.test('a million packets of known flows allocate nothing that stays', async (t) => {

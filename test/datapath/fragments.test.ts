@@ -191,3 +191,28 @@ t.test('fragments that follow count for their flow while it lives, and do not wa
   const back = udp(reverse(ends(outcome.out[0]!.bytes)));
   t.match(pipeline.send(back), { verdict: 'pass' }, 'its flow has expired');
 });
+
+t.test('an address that has become weir’s own takes no more fragments: they would come back for ever', async (t) => {
+  const dns = (vip: string, backend: string, name = 'dns'): string =>
+    `  - { name: ${name}, address: ${vip}, port: 53, protocol: udp, backends: [{ address: ${backend}, port: 53 }] }\n`;
+  const web = (own: string): string =>
+    `snat: { addresses: [10.96.255.1, ${own}] }\nservices:\n${dns('10.96.0.10', '10.2.0.11')}`;
+  const query = { src: CLIENTS[0]!, sport: 5000, dport: 53, id: ID, payload: 3000 };
+  for (const [name, dst, after] of [
+    ['passed on to what is a VIP now', '10.96.0.77', web('10.96.255.2') + dns('10.96.0.77', '10.2.0.12', 'new')],
+    ['passed on to what is an snat address now', '10.96.0.77', web('10.96.0.77')],
+    [
+      'forwarded to what is a VIP now',
+      '10.96.0.10',
+      `services:\n${dns('10.96.0.10', '10.2.0.12')}${dns('10.2.0.11', '10.2.0.12', 'new')}`,
+    ],
+  ] as const) {
+    const pipeline = new TestPipeline(web('10.96.255.2'));
+    const [first, second, third] = fragment(udp({ ...query, dst }), 1480);
+    t.equal(pipeline.send(first!).out.length, 1, name);
+    t.equal(pipeline.send(second!).out.length, 1);
+    pipeline.configure(after);
+    t.match(pipeline.send(third!), { verdict: 'drop', reason: 'unknown-flow', out: { length: 0 } }, name);
+    t.equal(pipeline.device.slotsHeld, 0);
+  }
+});

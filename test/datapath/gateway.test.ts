@@ -2,7 +2,7 @@ import t from 'tap';
 import { STAT_CUT } from '../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { describe } from '../fixtures/packet-text.js';
-import { echoRequest, fragment, icmpError, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
+import { echoRequest, fragment, icmpError, ip, partial, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
 import { TestPipeline } from '../support/pipeline.js';
 import { B1, B2, check, client, establish, half, quad, reply, service, TWO_VIPS } from '../support/traffic.js';
 
@@ -128,11 +128,25 @@ t.test('hairpin: snat or refused, never src = dst', async (t) => {
   }
 });
 
-t.test('a client that is a VIP is refused: its replies would come back for ever', async (t) => {
-  const pipeline = new TestPipeline(TWO_VIPS.replaceAll('BACKENDS', B1));
-  const outcome = pipeline.send(tcp({ ...client, src: '10.96.0.11', flags: 'S' }));
-  t.match(outcome, { verdict: 'drop', reason: 'hairpin-refused' });
-});
+t.test(
+  'a client with an address of weir’s own is refused, and not answered: what is sent to it comes back',
+  async (t) => {
+    const pipeline = new TestPipeline(`snat: { addresses: [10.96.255.1] }\n${TWO_VIPS.replaceAll('BACKENDS', B1)}`);
+    for (const src of ['10.96.0.11', '10.96.255.1']) {
+      const own = { ...client, src };
+      for (const [packet, reason] of [
+        [tcp({ ...own, flags: 'S' }), 'hairpin-refused'],
+        [tcp({ ...own, flags: 'A' }), 'hairpin-refused'],
+        [tcp({ ...own, dport: 99, flags: 'S' }), 'unknown-port'],
+        [udp({ ...own, dport: 99 }), 'unknown-port'],
+        [ip(own, 47, new Uint8Array(20)), 'unsupported-protocol'],
+        [echoRequest({ ...own, id: 1 }), 'icmp-unknown-flow'],
+      ] as const) {
+        t.match(pipeline.send(packet), { verdict: 'drop', reason, out: { length: 0 } }, src);
+      }
+    }
+  },
+);
 
 t.test('mid-stream', async (t) => {
   const maglev = new TestPipeline(service(''));

@@ -1,6 +1,6 @@
 import t from 'tap';
 import { below, seededRandom } from '../../lib/base/random.js';
-import { REASON_NAMES } from '../../lib/base/reasons.js';
+import { REASON_KINDS, REASON_NAMES } from '../../lib/base/reasons.js';
 import { STAT_REASONS } from '../../lib/datapath/stats.js';
 import type { MemoryPacket } from '../../lib/io/memory-device.js';
 import { datagramsOf, untunnel } from '../fixtures/geneve.js';
@@ -10,7 +10,7 @@ import { TestPipeline } from '../support/pipeline.js';
 
 /**
  * A million mutated packets through the whole pipeline: no crash, no slot lost, and nothing emitted with a wrong length, a
- * wrong header checksum or a VIP as its destination. L4 checksums must be right whenever they were on the way in.
+ * wrong header checksum or a VIP or snat address as its destination, or ends for a reason of another kind. L4 checksums must be right whenever they were on the way in.
  */
 const PACKETS = Number(process.env.WEIR_FUZZ_PACKETS ?? 1_000_000);
 
@@ -25,7 +25,8 @@ services:
   - { name: dsr, address: 10.96.0.12, port: 80, protocol: tcp, mode: dsr, backends: [{ address: 10.2.0.13, port: 8080, node: 192.0.2.13 }] }
   - { name: dsr-udp, address: 10.96.0.12, port: 53, protocol: udp, mode: dsr, backends: [{ address: 10.2.0.13, port: 53, node: 192.0.2.13 }] }
 `;
-const VIPS = new Set(['10.96.0.10', '10.96.0.11', '10.96.0.12']);
+/** What is sent there comes back. */
+const OWN = new Set(['10.96.0.10', '10.96.0.11', '10.96.0.12', '10.96.255.1']);
 
 function address(bytes: Uint8Array, at: number): string {
   return bytes.subarray(at, at + 4).join('.');
@@ -51,6 +52,10 @@ function seeds(): MemoryPacket[] {
     udp({ src: '10.2.0.11', sport: 53, dst: '10.1.0.2', dport: 5000, payload: 300 }),
     ...fragment(udp({ ...request, id: 77, payload: 3000 }), 1480),
     echoRequest({ src: '10.1.0.2', dst: '10.96.0.10', id: 7, payload: 56 }),
+    echoRequest({ src: '10.96.0.11', dst: '10.96.0.10', id: 7, payload: 56 }),
+    tcp({ ...client, src: '10.96.0.11', dport: 99, flags: 'S', seq: 1 }),
+    udp({ ...request, src: '10.96.255.1', dport: 99, payload: 8 }),
+    udp({ ...request, src: '224.0.0.1', dport: 99, payload: 8 }),
     icmpError({
       src: '10.1.0.1',
       dst: '10.96.0.10',
@@ -124,15 +129,20 @@ t.test(`${PACKETS} mutated packets`, async (t) => {
     }
     done += size;
     pipeline.nowMs += below(random, 2000);
-    const [first] = pipeline.sendBatch(batch);
+    const outcomes = pipeline.sendBatch(batch);
+    const [first] = outcomes;
     pipeline.flushDue();
+    for (const { verdict, reason } of outcomes) {
+      const kind = reason === '' ? verdict : REASON_KINDS[REASON_NAMES.indexOf(reason as 'echo')];
+      if (kind !== verdict) wrong.push(`${verdict} for ${reason}`);
+    }
     const soundIn = batch.every((packet) => isSound(packet));
     for (const out of first!.out.flatMap(withoutTunnel)) {
       emitted++;
       const mistakes = verifyChecksums(out.bytes, out.vnet).filter(
         (mistake) => soundIn || (/^IP|total length/i.test(mistake) && !mistake.includes('quote')),
       );
-      if (VIPS.has(address(out.bytes, 16))) mistakes.push('is addressed to a VIP');
+      if (OWN.has(address(out.bytes, 16))) mistakes.push('is addressed to weir itself');
       for (const mistake of mistakes) wrong.push(`${mistake}: ${Buffer.from(out.bytes).toString('hex').slice(0, 160)}`);
     }
     if (pipeline.device.slotsHeld !== 0) wrong.push(`${pipeline.device.slotsHeld} slots were not given back`);

@@ -82,7 +82,7 @@ function segmentOf(model: GatewayModel, target: Target, side: Side, shape: Shape
   const base = { isn: own.isn, end: own.end, acked: own.acked, edge: own.acked + peer.window, any: 0 }[shape.from];
   const ackBase =
     shape.ackFrom === 'second' && second
-      ? second.seq + 1 + second.payload
+      ? second.seq + 1 + Math.min(second.payload, shape.payload)
       : shape.ackFrom === 'acked'
         ? peer.acked
         : peer.end;
@@ -220,8 +220,8 @@ const otherShape = fc.record<Shape>({
   flags: fc.constantFrom('A', 'A', 'PA', 'FA', 'FA', 'R', 'RA', 'F', 'SA', ''),
   from: mostly<Shape['from']>('end', 'acked', 'edge'),
   seq: mostly(0, -1, 1, -100, -70_000, 500, 70_000),
-  ackFrom: mostly<Shape['ackFrom']>('end', 'acked'),
-  ack: mostly(0, -1, 1, 500, -66_000, -66_001, 1_000_000),
+  ackFrom: mostly<Shape['ackFrom']>('end', 'acked', 'second'),
+  ack: mostly(0, -1, 1, 15, 16, 500, -66_000, -66_001, 1_000_000),
   payload: mostly(0, 1, 100, 5000),
   window: mostly(1024, 0, 10, 4096),
   isOffloaded: fc.boolean(),
@@ -307,6 +307,9 @@ const setups = fc.record<Setup>({
   anyEntries: fc.integer({ min: 1, max: 4 }),
   recovering: fc.boolean(),
   seed: fc.nat(1000),
+  serviceLimit: mostly(0, 1, 2, 3),
+  backendLimit: mostly(0, 1, 2),
+  clientRate: mostly(0, 1, 3),
 });
 
 t.setTimeout(3_600_000);

@@ -2,10 +2,9 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { setTimeout as sleep } from 'node:timers/promises';
 import t, { type Test } from 'tap';
-import type { LoadReport } from '../../lib/lab/load.js';
-import { nodeCommand } from '../../lib/lab/process.js';
 import { CLIENT_ADDRESS, type Lab, VIP, type WeirProcess } from '../../lib/lab/topology.js';
 import { createGatewayLab, gatewayConfig, IPERF_PORT, PORTS } from '../support/gateway-lab.js';
+import { Load } from '../support/load.js';
 import { needsRoot } from '../support/skip.js';
 
 /** How long half-closed connections go on. 30 by hand; in between, what says the same in the time a test may take. */
@@ -255,22 +254,6 @@ async function iperf(t: Test, lab: Lab, seconds: number): Promise<number> {
   return end.sum_received.bits_per_second / 1e9;
 }
 
-/** Connections to the VIP from lib/lab/load.ts: its reports as they come, and its end. */
-function startLoad(lab: Lab, ...args: string[]) {
-  const [command, ...first] = nodeCommand('load');
-  const load = { report: undefined as LoadReport | undefined, stop: (): void => {}, ended: Promise.resolve() };
-  const running = lab.exec('client', command!, [...first, '--target', `${VIP}:${PORTS.dnat}`, ...args], {
-    started: (child) => {
-      load.stop = () => void child.kill('SIGTERM');
-    },
-    onOutput: (text) => {
-      for (const line of text.split('\n')) if (line.endsWith('}')) load.report = JSON.parse(line);
-    },
-  });
-  load.ended = running.then(() => {});
-  return load;
-}
-
 t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'), async (t) => {
   const lab = await createGatewayLab();
   t.teardown(() => lab.destroy());
@@ -278,17 +261,32 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
   await lab.exec('gw', 'ip', ['route', 'add', '198.18.0.0/15', 'via', CLIENT_ADDRESS]); // where SYN-ACKs are not heard
   lab.spawn('b1', 'iperf3', 'iperf3', ['-s']);
   const weir = await lab.startWeir(gatewayConfig(lab, { conntrack: `{ tcpEntries: ${entries} }` }));
-  const flood = (times: number): Promise<string> =>
+  const send = (times: number): Promise<string> =>
     lab
       .exec('client', 'python3', ['-c', FLOOD, VIP, String(PORTS.dnat), String(times * entries), '1'])
       .then(({ stdout, stderr }) => `${Math.round(Number(stdout))} SYNs a second ${stderr}`);
+  /** Until so many have come through: on processors that are all taken, the device's queue overflows. */
+  const flood = async (times: number): Promise<string> => {
+    const inserted = async (): Promise<number> => (await stats(weir)).tables.tcp.inserted;
+    const enough = (await inserted()) + times * entries;
+    const rates = [await send(times)];
+    while ((await inserted()) < enough) rates.push(await send(1));
+    return rates.join(', then ');
+  };
   const alone = await iperf(t, lab, 2);
   await flood(2); // what is used for the first time is committed
   const beforeKiB = residentKiB(weir);
   for (const algorithm of ALGORITHMS) {
     await weir.reload(gatewayConfig(lab, { algorithm, conntrack: `{ tcpEntries: ${entries} }` }));
     const before = await stats(weir);
-    const load = startLoad(lab, '--kept', '50', '--parallel', algorithm === 'maglev' ? '1' : '0');
+    const load = new Load(
+      lab,
+      `${VIP}:${PORTS.dnat}`,
+      '--kept',
+      '50',
+      '--parallel',
+      algorithm === 'maglev' ? '1' : '0',
+    );
     await until(() => load.report?.kept.open === 50);
     const transfer = iperf(t, lab, 4);
     await sleep(500);
@@ -305,7 +303,7 @@ t.test('a SYN flood harms no connection', needsRoot(t, 'ip', 'python3', 'iperf3'
     if (algorithm === 'maglev') t.ok(ok > 0, `${ok} new ones were made meanwhile`);
     const after = await stats(weir);
     const evicted = after.tables.tcp.evicted.halfOpen - before.tables.tcp.evicted.halfOpen;
-    t.ok(evicted > entries, `${evicted} half-open records made room`);
+    t.ok(evicted > 10 * entries, `${evicted} half-open records made room`);
     t.equal(after.drops['table-full'] ?? 0, 0);
   }
   const grewKiB = residentKiB(weir) - beforeKiB;
@@ -323,7 +321,7 @@ t.test('a table full of live connections', needsRoot(t, 'ip', 'curl'), async (t)
     const args = ['-sS', '-m', '1', '-o', '/dev/null', '-w', '%{http_code} %{size_download}\\n', ...more];
     return (await lab.exec('client', 'curl', [...args, `http://${VIP}:${port}/bytes/300000`])).stdout;
   };
-  const load = startLoad(lab, '--kept', '64', '--parallel', '0');
+  const load = new Load(lab, `${VIP}:${PORTS.dnat}`, '--kept', '64', '--parallel', '0');
   await until(async () => (await stats(weir)).tables.tcp.states.ESTABLISHED === 64);
 
   for (let i = 0; i < 10; i++) t.equal(await get(PORTS.dnat, '-m', '10'), '200 300000\n', 'maglev needs no record');

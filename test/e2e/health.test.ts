@@ -1,6 +1,6 @@
 import t from 'tap';
-import { nodeCommand } from '../../lib/lab/process.js';
-import { backendAddress, HTTP_PORT, Lab, type ServiceProcess, VIP, type WeirProcess } from '../../lib/lab/topology.js';
+import { nodeCommand, type ServiceProcess } from '../../lib/lab/process.js';
+import { backendAddress, HTTP_PORT, Lab, VIP, type WeirProcess } from '../../lib/lab/topology.js';
 import { needsRoot } from '../support/skip.js';
 
 /**

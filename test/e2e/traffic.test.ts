@@ -2,9 +2,9 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { HTTP_PORT, type Lab, VIP } from '../../lib/lab/topology.js';
-import { verifyChecksums } from '../fixtures/packets.js';
 import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.js';
 import { needsRoot } from '../support/skip.js';
+import { addressOf, captureAt, dropOffloads, verifyWire } from '../support/wire-capture.js';
 
 /** 1 GiB by hand (WEIR_E2E_BYTES=1073741824); in between, as much as says the same in the time a test may take. */
 const FILE_BYTES = Number(process.env.WEIR_E2E_BYTES ?? 64 * 1024 * 1024);
@@ -94,18 +94,11 @@ t.test(
   async (t) => {
     const lab = await createGatewayLab();
     t.teardown(() => lab.destroy());
-    // Veth passes partial checksums along: without offloads, what is captured is what a wire would carry.
-    for (const role of ['client', ...lab.backends]) {
-      await lab.exec(role, 'ethtool', ['-K', 'eth0', 'tx', 'off', 'tso', 'off', 'gso', 'off', 'gro', 'off']);
-    }
+    const hosts = ['client', ...lab.backends];
+    await dropOffloads(lab, hosts);
     for (const offload of [true, false]) {
       const weir = await lab.startWeir(gatewayConfig(lab, { offload }));
-      const captures = ['client', 'b1', 'b2', 'b3'].map((role) => {
-        const file = join(lab.dir, `${role}.pcap`);
-        const command = ['-i', 'eth0', '-Q', 'in', '-U', '-s', '0', '-w', file, 'ip'];
-        return { role, file, dump: lab.spawn(role, `tcpdump-${role}`, 'tcpdump', command) };
-      });
-      await new Promise((resolve) => setTimeout(resolve, 700)); // tcpdump has no sign of being ready that a file would hold
+      const captures = await captureAt(lab, hosts);
       for (const mode of ['dnat', 'snat'] as const) {
         await lab.exec(
           'client',
@@ -119,37 +112,15 @@ t.test(
       await lab.exec('client', 'curl', ['-s', '-m', '2', `http://${VIP}:99/`]);
       await lab.exec('client', 'ping', ['-c', '1', '-W', '2', VIP]);
       await new Promise((resolve) => setTimeout(resolve, 300));
-      for (const { dump } of captures) process.kill(dump.pid, 'SIGTERM');
-      await Promise.all(captures.map(({ dump }) => dump.ended));
-      for (const { role, file } of captures) {
-        const packets = readCapture(file);
+      for (const { role, stop } of captures) {
+        const packets = await stop();
         t.ok(packets.length > 10, `${packets.length} packets came to ${role}`);
         const wrong = packets.flatMap((packet) => verifyWire(packet));
         t.same(wrong, [], `${role}: lengths and checksums`);
-        const toVip = packets.filter((packet) => packet.subarray(16, 20).join('.') === VIP);
+        const toVip = packets.filter((packet) => addressOf(packet, 16) === VIP);
         t.equal(toVip.length, 0, `${role}: nothing is addressed to the VIP`);
       }
       t.equal(await weir.stop(), 0);
     }
   },
 );
-
-/** IP packets of an Ethernet capture. */
-function readCapture(file: string): Uint8Array[] {
-  const bytes = readFileSync(file);
-  const packets: Uint8Array[] = [];
-  for (let at = 24; at + 16 <= bytes.length; ) {
-    const captured = bytes.readUInt32LE(at + 8);
-    packets.push(bytes.subarray(at + 16 + 14, at + 16 + captured));
-    at += 16 + captured;
-  }
-  return packets;
-}
-
-/** Fragments have no L4 checksum of their own; padding of short frames is not the packet's. */
-function verifyWire(frame: Uint8Array): string[] {
-  const total = (frame[2]! << 8) | frame[3]!;
-  const packet = frame.subarray(0, total);
-  const isFragment = ((packet[6]! << 8) | packet[7]!) & 0x3fff;
-  return verifyChecksums(packet).filter((mistake) => !isFragment || mistake.startsWith('IP'));
-}

@@ -53,6 +53,10 @@ export class FakeWeir implements RunningWeir {
     flows: { live: 7, kept: 7, moved: 0, cutLater: 0, cut: 0 },
     network: { commands: [], later: [], notes: [] },
   };
+  limits: Pick<ServiceView, 'maxConnections' | 'newConnectionsPerSecond'> = {
+    maxConnections: null,
+    newConnectionsPerSecond: null,
+  };
   drainAnswer: Partial<DrainView> = {};
 
   status(): StatusView {
@@ -108,6 +112,9 @@ export class FakeWeir implements RunningWeir {
         algorithm: 'maglev',
         mode: 'dnat',
         removed: false,
+        open: 5,
+        maxConnections: this.limits.maxConnections,
+        newConnectionsPerSecond: this.limits.newConnectionsPerSecond,
         backends: this.backends,
       },
     ];
@@ -133,6 +140,10 @@ export class FakeWeir implements RunningWeir {
 
   overview(): Overview {
     return { status: this.status(), services: this.services(), conntrack: this.conntrack() };
+  }
+
+  packetsRead(): number {
+    return 11;
   }
 
   listFlows(filter: FlowFilter, format: string): Iterable<string> {
@@ -227,6 +238,8 @@ export function backend(name: string): BackendView {
     signals: { refused: 0, unanswered: 0 },
     connections: 4,
     flows: 3,
+    open: 2,
+    maxConnections: null,
     packets: { original: 10, reply: 12 },
     bytes: { original: 1000, reply: 1200 },
   };

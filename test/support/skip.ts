@@ -14,7 +14,15 @@ interface Reporter {
  * With WEIR_REQUIRE_ROOT_TESTS=1, or with CI=true as root, such a skip is a failure: nobody reads skips there.
  */
 export function needsRoot(t: Reporter, ...tools: string[]): { skip?: string } {
-  const reason = missing(tools);
+  return skipFor(t, !isRoot() ? 'needs root' : !isWritable('/dev/net/tun') ? 'needs /dev/net/tun' : absent(tools));
+}
+
+/** The same for a test that needs no more than some programs. */
+export function needsTools(t: Reporter, ...tools: string[]): { skip?: string } {
+  return skipFor(t, absent(tools));
+}
+
+function skipFor(t: Reporter, reason: string | undefined): { skip?: string } {
   if (reason === undefined) return {};
   if (isRequired()) t.fail(`a test that must run here cannot: ${reason}`);
   return { skip: reason };
@@ -25,11 +33,9 @@ function isRequired(): boolean {
   return required === '1' || (required === undefined && ci === 'true' && isRoot());
 }
 
-function missing(tools: readonly string[]): string | undefined {
-  if (!isRoot()) return 'needs root';
-  if (!isWritable('/dev/net/tun')) return 'needs /dev/net/tun';
-  const absent = tools.filter((tool) => !isInstalled(tool));
-  return absent.length > 0 ? `needs ${absent.join(', ')}` : undefined;
+function absent(tools: readonly string[]): string | undefined {
+  const names = tools.filter((tool) => !isInstalled(tool));
+  return names.length > 0 ? `needs ${names.join(', ')}` : undefined;
 }
 
 function isRoot(): boolean {

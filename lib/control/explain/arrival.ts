@@ -1,8 +1,9 @@
 import { lookup } from '../../balance/lookup.js';
-import { pickMaglev, pickWeighted, probabilityChain } from '../../balance/pick.js';
-import { contains } from '../../balance/ranges.js';
-import { REASON_NAMES } from '../../base/reasons.js';
-import { selectionHash } from '../../datapath/pick-up.js';
+import { probabilityChain } from '../../balance/pick.js';
+import { REASON, REASON_NAMES } from '../../base/reasons.js';
+import { isInSourceRanges } from '../../datapath/limits.js';
+import { isOwnAddress } from '../../datapath/own-address.js';
+import { choiceOfHash, selectionHash } from '../../datapath/pick-up.js';
 import * as S from '../../datapath/snapshot.js';
 import { VERDICT_NAMES } from '../../datapath/verdict.js';
 import { formatEndpoint, formatIpv4 } from '../../wire/address.js';
@@ -33,7 +34,7 @@ export function arrivalSteps(known: KnownCase, run: DryRun): StepView[] {
   if (first === undefined) return steps;
   steps.push(conntrackStep(known, run));
   if (service === 0 || !isAdmitted(known, run)) return steps;
-  return [...steps, ...admissionSteps(known)];
+  return [...steps, ...admissionSteps(known, run)];
 }
 
 /** Whether the packet was taken for the first of a flow. */
@@ -154,14 +155,15 @@ export function describeFlow(flow: Flow): string {
 }
 
 /** The steps of Admission up to the choice of a backend, as far as it goes. */
-function admissionSteps(known: KnownCase): StepView[] {
+function admissionSteps(known: KnownCase, run: DryRun): StepView[] {
   const { snapshot, headers } = known;
   const steps = [sourceStep(known)];
   if (steps[0]!.result === 'refused') return steps;
-  if (lookup(snapshot.vipIndex, headers.source, 0, 0) !== 0) {
-    return [step('source', 'refused', `the client, ${formatIpv4(headers.source)}, is a VIP itself`)];
+  if (isOwnAddress(snapshot, headers.source)) {
+    return [step('source', 'refused', `the client, ${formatIpv4(headers.source)}, is an address of weir’s own`)];
   }
-  if (headers.protocol === PROTO_TCP && !isOpeningSyn(headers.tcpFlags)) {
+  const isMidStream = headers.protocol === PROTO_TCP && !isOpeningSyn(headers.tcpFlags);
+  if (isMidStream) {
     const midStream = midStreamStep(known);
     steps.push(midStream);
     if (midStream.result === 'refused') return steps;
@@ -169,8 +171,10 @@ function admissionSteps(known: KnownCase): StepView[] {
   if (serviceWord(known, S.CHOICES_COUNT) !== 0) {
     if (serviceWord(known, S.AFFINITY_SECONDS) !== 0) steps.push(affinityStep(known));
     if (steps.at(-1)!.result !== 'remembered') steps.push(isByLot(known) ? lotStep(known) : hashStep(known));
+    const isLimited = (serviceWord(known, S.SERVICE_FLAGS) & S.SERVICE_LIMITED) !== 0;
+    if (isLimited && !isMidStream) steps.push(limitStep(known, run));
   }
-  return [...steps, describeBackends(known)];
+  return [...steps, describeBackends(known, run.full)];
 }
 
 function sourceStep(known: KnownCase): StepView {
@@ -178,8 +182,7 @@ function sourceStep(known: KnownCase): StepView {
   const count = serviceWord(known, S.RANGES_COUNT);
   if (count === 0) return step('source', 'allowed', 'every client may connect');
   const client = formatIpv4(headers.source);
-  const isInside = contains(snapshot.ranges, serviceWord(known, S.RANGES_AT), count, headers.source);
-  return isInside
+  return isInSourceRanges(snapshot, known.service * S.SERVICE_WORDS, headers.source)
     ? step('source', 'allowed', `${client} is within sourceRanges`, { ranges: count })
     : step('source', 'refused', `${client} is outside sourceRanges`, { ranges: count });
 }
@@ -226,11 +229,8 @@ function hashStep(known: KnownCase): StepView {
   const hash = selectionHash(snapshot, service * S.SERVICE_WORDS, source, sourcePort, destinationPort, protocol);
   const size = serviceWord(known, S.MAGLEV_SIZE);
   const first = serviceWord(known, S.CHOICES_AT);
-  const weight = serviceWord(known, S.CHOICES_WEIGHT);
-  const choice =
-    size === 0
-      ? pickWeighted(snapshot.choices, first, serviceWord(known, S.CHOICES_COUNT), weight, hash)
-      : pickMaglev(snapshot.maglev, serviceWord(known, S.MAGLEV_AT), size, hash);
+  const row = service * S.SERVICE_WORDS;
+  const choice = choiceOfHash(snapshot, row, source, sourcePort, destinationPort, protocol);
   const backend = scene.desired.identities.backendName(snapshot.choices[(first + choice) * 2]!) ?? '?';
   const hex = `0x${hash.toString(16).padStart(8, '0')}`;
   const covers = serviceWord(known, S.AFFINITY_SECONDS) === 0 ? 'address and port' : 'address';
@@ -243,6 +243,42 @@ function hashStep(known: KnownCase): StepView {
   const slot = hash % size;
   const text = `hash ${hex} of the client’s ${covers}, slot ${slot} of ${size} in the Maglev table: ${backend}`;
   return step('selection', 'maglev', text, { hash, slot, size, backend });
+}
+
+/** What the limits of the service are, and how much of them was used up before. */
+function limitStep(known: KnownCase, { full, reason }: DryRun): StepView {
+  const { recollection, scene, snapshot } = known;
+  const { services, backends, clientFullAtMs } = recollection.limits;
+  const { identities } = scene.desired;
+  const notes: string[] = [];
+  const max = serviceWord(known, S.SERVICE_CONNECTIONS);
+  const open = services[0]?.[1] ?? 0;
+  if (max !== 0) notes.push(`${open} of ${max} connections of the service are open`);
+  for (const [backend, count] of backends) {
+    const limit = snapshot.backends[backend * S.BACKEND_WORDS + S.BACKEND_CONNECTIONS]!;
+    if (limit !== 0) notes.push(`${count} of ${limit} of ${identities.backendName(backend) ?? '?'} are open`);
+  }
+  const perSecond = serviceWord(known, S.CLIENT_CONNECTIONS);
+  if (perSecond !== 0) {
+    const aheadMs = Math.max(0, (clientFullAtMs ?? 0) - scene.nowMs);
+    const left = Math.max(0, Math.floor(((1000 - aheadMs) * perSecond) / 1000 + 0.01));
+    notes.push(`the client may open ${left} more at once, of ${perSecond} a second`);
+  }
+  const details = { open, max: max === 0 ? null : max, full: full.map((id) => identities.backendName(id)) };
+  if (reason === REASON['client-rate']) {
+    return step('limits', 'client-rate', 'the client has opened as many connections as it may', details, notes);
+  }
+  const isRefused = reason === REASON['connection-limit'] || reason === REASON['rst-connection-limit'];
+  if (isRefused) return step('limits', 'full', 'there are as many connections as there may be', details, notes);
+  if (full.length === 0) return step('limits', 'room', 'there is room', details, notes);
+  const names = full.map((id) => identities.backendName(id) ?? '?').join(', ');
+  return step(
+    'limits',
+    'passed-over',
+    `there is room, but ${names} ${full.length > 1 ? 'are' : 'is'} full and passed over`,
+    details,
+    notes,
+  );
 }
 
 /** As kube-proxy's chain would say it: each rule sees what those before it have left. */

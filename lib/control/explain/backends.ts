@@ -16,9 +16,13 @@ interface Member {
   readonly why: string | null;
 }
 
-/** The backends of the packet's service, and what keeps those from it that take no new connections. */
-export function describeBackends(known: KnownCase): StepView {
-  const members = membersOf(known);
+/**
+ * The backends of the packet's service, and what keeps those from it that take no new connections.
+ *
+ * @param full ids of those that have as many connections as they may
+ */
+export function describeBackends(known: KnownCase, full: readonly number[]): StepView {
+  const members = membersOf(known, full);
   const takers = members.filter(({ takesNew }) => takesNew);
   const names = takers.slice(0, SHOWN_TAKERS).map(({ backend }) => backend);
   if (takers.length > names.length) names.push(`${takers.length - names.length} more`);
@@ -32,13 +36,14 @@ export function describeBackends(known: KnownCase): StepView {
   return step('backends', takers.length === 0 ? 'none' : 'some', text, { backends: members }, notes);
 }
 
-function membersOf({ scene, snapshot, service, configured }: KnownCase): Member[] {
+function membersOf({ scene, snapshot, service, configured }: KnownCase, full: readonly number[]): Member[] {
   const { desired, assumed } = scene;
   const { identities } = desired;
   const identity = identities.serviceById(service)!;
   const takesNew = (id: number): boolean =>
     (snapshot.backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW) !== 0;
   const whyNot = (id: number, weight: number): string => {
+    if (full.includes(id)) return 'it has as many connections as it may';
     if (weight === 0) return 'its weight is 0';
     if (desired.isDrained(identities.backendById(id)!)) return 'it is drained by command';
     if (assumed.down.has(id)) return 'it is assumed to be down';
@@ -47,7 +52,7 @@ function membersOf({ scene, snapshot, service, configured }: KnownCase): Member[
   const present = (configured?.backends ?? []).map((backend): Member => {
     const { id, address, port } = identities.backend(identity, backend);
     const { name, weight } = backend;
-    const isTaker = takesNew(id);
+    const isTaker = takesNew(id) && !full.includes(id);
     const isDown = assumed.down.has(id) || scene.downReason(id) !== undefined;
     const why = !isTaker ? whyNot(id, weight) : isDown ? `${whyNot(id, weight)}; it is used, since all are` : null;
     return { backend: name, address: formatEndpoint(address, port), weight, takesNew: isTaker, why };

@@ -86,8 +86,10 @@ function nodesOf(
   const { services, choices, backends } = snapshot;
   const nodeOf = (backend: number): number => backends[backend * S.BACKEND_WORDS + S.BACKEND_NODE]!;
   const nodes = new Set<number>();
-  const row = service * S.SERVICE_WORDS;
-  if (services[row + S.SERVICE_MODE] === S.MODE_DSR && service !== 0) {
+  const chosenFrom =
+    quote === undefined ? service : lookup(snapshot.serviceIndex, quote.source, quote.ports >>> 16, quote.protocol);
+  const row = chosenFrom * S.SERVICE_WORDS;
+  if (services[row + S.SERVICE_MODE] === S.MODE_DSR && chosenFrom !== 0) {
     const first = services[row + S.CHOICES_AT]!;
     for (let i = 0; i < services[row + S.CHOICES_COUNT]!; i++) nodes.add(nodeOf(choices[(first + i) * 2]!));
   }

@@ -114,7 +114,7 @@ function entrySteps(
     return [step('entry', 'kept', `${change}, expires in ${seconds} s`, { entry: flowJson(entry) })];
   }
   if (first.isGone) return [step('entry', 'removed', 'none is left')];
-  if (known.service !== 0 && entry === undefined && verdict === FORWARD) {
+  if ((known.service !== 0 || known.quote !== undefined) && entry === undefined && verdict === FORWARD) {
     return [step('entry', 'none', 'none is made: the hash alone leads every such packet there')];
   }
   return verdict === DROP && reason === REASON['table-full'] ? [step('entry', 'full', 'there is no room for one')] : [];

@@ -1,9 +1,19 @@
 import { BATCH_PACKETS, HEADROOM_BYTES, SNAT_PORT_TRIES } from '../../base/limits.js';
 import { seededRandom } from '../../base/random.js';
 import { type LookedUp, OverlayTable } from '../../conntrack/overlay-table.js';
+import { BACKEND_ID, RECORD_WORDS } from '../../conntrack/record.js';
 import { Gateway } from '../../datapath/gateway.js';
 import type { Recollection, RecollectionQuery } from '../../datapath/recollection.js';
-import { CHOICES_COUNT, SERVICE_WORDS, type Snapshot } from '../../datapath/snapshot.js';
+import {
+  BACKEND_CONNECTIONS,
+  BACKEND_WORDS,
+  CHOICES_AT,
+  CHOICES_COUNT,
+  SERVICE_FLAGS,
+  SERVICE_LIMITED,
+  SERVICE_WORDS,
+  type Snapshot,
+} from '../../datapath/snapshot.js';
 import { allocateStats } from '../../datapath/stats.js';
 import { MemoryDevice } from '../../io/memory-device.js';
 import { PROTO_TCP } from '../../wire/ipv4.js';
@@ -28,6 +38,8 @@ export interface DryRun {
   readonly entry: Flow | undefined;
   /** Lots that were drawn. */
   readonly draws: number;
+  /** Ids of the service's backends that have as many connections as they may, as far as that was found out. */
+  readonly full: readonly number[];
 }
 
 /** A key that was looked for. */
@@ -99,7 +111,32 @@ export class Rehearsal {
       sent: this.#device.sent.map(({ bytes }) => bytes),
       ...this.#connections(),
       draws: drawn,
+      full: this.#full(),
     };
+  }
+
+  /** By the counts there were before the packet's own connection came to them. */
+  #full(): number[] {
+    const { snapshot } = this.#scene.desired;
+    const { service, protocol } = this.#query;
+    const row = service * SERVICE_WORDS;
+    if ((snapshot.services[row + SERVICE_FLAGS]! & SERVICE_LIMITED) === 0) return [];
+    const table = this.#tableOf(protocol);
+    const [made] = table.inserted;
+    const own = made === undefined ? 0 : table.words[made * RECORD_WORDS + BACKEND_ID]!;
+    const first = snapshot.services[row + CHOICES_AT]!;
+    const choices = Array.from(
+      { length: snapshot.services[row + CHOICES_COUNT]! },
+      (_, i) => snapshot.choices[(first + i) * 2]!,
+    );
+    return choices.filter((id) => {
+      const limit = snapshot.backends[id * BACKEND_WORDS + BACKEND_CONNECTIONS]!;
+      return limit !== 0 && table.open.backends[id]! - (id === own ? 1 : 0) >= limit;
+    });
+  }
+
+  #tableOf(protocol: number): OverlayTable {
+    return protocol === PROTO_TCP ? this.#tcp : this.#any;
   }
 
   #connections(): Pick<DryRun, 'lookups' | 'made' | 'entry'> {
@@ -129,7 +166,7 @@ export class Rehearsal {
     const { datagram } = this.#recollection;
     const { decided } = datagram;
     if (decided === null || decided.decision.record < 0) return this.#recollection;
-    const table = this.#query.protocol === PROTO_TCP ? this.#tcp : this.#any;
+    const table = this.#tableOf(this.#query.protocol);
     const record = table.copyOf(decided.decision.record, decided.decision.generation);
     const generation = record < 0 ? 0 : table.generation(record);
     const decision = { ...decided.decision, record, generation };

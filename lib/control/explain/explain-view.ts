@@ -46,6 +46,7 @@ export type StepName =
   | 'mid-stream'
   | 'affinity'
   | 'selection'
+  | 'limits'
   | 'backends'
   | 'reply-tuple'
   | 'source-port'

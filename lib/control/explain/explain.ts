@@ -1,12 +1,11 @@
 import { WeirError } from '../../base/errors.js';
-import * as S from '../../datapath/snapshot.js';
 import { formatIpv4 } from '../../wire/address.js';
 import type { Ends } from '../iproute.js';
-import { arrivalSteps, isByLot, rememberedBackend, weightOf } from './arrival.js';
-import { type KnownCase, openCase, serviceWord } from './case.js';
-import { outcomeOf } from './departure.js';
-import { type DryRun, Rehearsal } from './dry-run.js';
+import { arrivalSteps } from './arrival.js';
+import { type KnownCase, openCase } from './case.js';
+import { Rehearsal } from './dry-run.js';
 import type { ExplainView, OutcomeView, SentView } from './explain-view.js';
+import { outcomesOf } from './outcomes.js';
 import { headersOf, packetView } from './packet-summary.js';
 import { type ExplainQuery, packetOf } from './request.js';
 import { assume, type Scene } from './scene.js';
@@ -24,9 +23,6 @@ import { assume, type Scene } from './scene.js';
  * It is true of the moment of the question: packets that come after may make or end connections, use up ports and limits. Left out is
  * the identification that a first fragment leaves with where another datagram has its own already.
  */
-
-/** Backends whose lot is drawn, at most. */
-const MAX_OUTCOMES = 32;
 
 /** @throws WeirError USAGE; NOT_SUPPORTED at a node */
 export async function explain(query: ExplainQuery, given: Scene, file: ExplainView['config']): Promise<ExplainView> {
@@ -70,29 +66,4 @@ async function withRoutes(outcomes: readonly OutcomeView[], scene: Scene): Promi
     ...outcome,
     out: outcome.out.map((sent) => ({ ...sent, route: routes.get(keyOf(endsOf(sent))) ?? null })),
   }));
-}
-
-function outcomesOf(
-  known: KnownCase,
-  rehearsal: Rehearsal,
-  first: DryRun,
-): { outcomes: OutcomeView[]; untried: number } {
-  const isChosenByLot = first.draws > 0 && isByLot(known) && rememberedBackend(known) === 0;
-  if (!isChosenByLot) return { outcomes: [outcomeOf(known, first, 1, first.draws > 0)], untried: 0 };
-  const { snapshot } = known;
-  const at = serviceWord(known, S.CHOICES_AT);
-  const count = serviceWord(known, S.CHOICES_COUNT);
-  const total = serviceWord(known, S.CHOICES_WEIGHT) >>> 0;
-  const outcomes = Array.from({ length: Math.min(count, MAX_OUTCOMES) }, (_, choice) => {
-    const weight = weightOf(snapshot.choices, at, choice);
-    const cumulative = snapshot.choices[(at + choice) * 2 + 1]! >>> 0;
-    const run = rehearsal.run(drawFor(cumulative - weight, total));
-    return outcomeOf(known, run, weight / total, run.draws > 1);
-  });
-  return { outcomes, untried: count - outcomes.length };
-}
-
-/** The least draw that falls on the choice which has this much weight before it (balance/pick.ts). */
-function drawFor(before: number, total: number): number {
-  return Number(((BigInt(before) << 32n) + BigInt(total) - 1n) / BigInt(total));
 }

@@ -266,6 +266,64 @@ t.test('what is refused or answered, and where it ends', async (t) => {
   });
 });
 
+t.test('limits: who is passed over, and who is refused', async (t) => {
+  const max = (n: number, limit: number): string =>
+    `{ name: b${n}, address: 10.2.0.${10 + n}, port: 8080, maxConnections: ${limit} }`;
+  const random = begin(file('protocol: tcp, algorithm: random', `${max(1, 1)}, ${max(2, 9)}, ${max(3, 9)}`));
+  t.match(stepOf(await ask(random), 'limits'), { result: 'room', notes: ['0 of 1 of b1 are open', /b2/, /b3/] });
+  for (let port = 1; !random.flows().some(({ backend }) => backend === '10.2.0.11:8080'); port++) {
+    random.send(tcp({ ...SYN_PACKET, src: '10.1.9.9', sport: port }));
+  }
+  const passed = await ask(random);
+  t.match(stepOf(passed, 'limits'), { result: 'passed-over', details: { full: ['b1'] } });
+  t.match(stepOf(passed, 'backends').notes, ['not b1 10.2.0.11:8080: it has as many connections as it may']);
+  t.strictSame(
+    passed.outcomes.map(({ backend, probability }) => [backend, probability.toFixed(6)]),
+    [
+      ['b2', '0.500000'],
+      ['b3', '0.500000'],
+    ],
+  );
+
+  const maglev = begin(
+    file('protocol: tcp, maxConnections: 3, newConnectionsPerSecond: 2', `${max(1, 1)}, ${max(2, 1)}`),
+  );
+  const first = await ask(maglev);
+  t.match(stepOf(first, 'limits').notes.at(-1), 'the client may open 2 more at once, of 2 a second');
+  maglev.send(tcp(SYN_PACKET));
+  const { backend } = first.outcomes[0]!;
+  const source = async (wanted: string): Promise<ExplainQuery> => {
+    for (let port = 41_000; ; port++) {
+      const query = { ...SYN, src: `10.1.0.2:${port}` };
+      if (stepOf(await ask(maglev, query), 'selection').details.backend === wanted) return query;
+    }
+  };
+  const other = await ask(maglev, await source(backend!));
+  t.match(stepOf(other, 'limits'), {
+    result: 'passed-over',
+    notes: { 3: 'the client may open 1 more at once, of 2 a second' },
+  });
+  t.notOk(other.outcomes[0]!.backend === backend, 'another slot of its way leads to the other');
+  maglev.send(tcp({ ...SYN_PACKET, sport: Number((await source(backend!)).src!.split(':')[1]) }));
+  t.match((await ask(maglev, { ...SYN, src: '10.1.0.2:42000' })).outcomes, [
+    { verdict: 'drop', reason: 'client-rate' },
+  ]);
+  const full = await ask(maglev, { ...SYN, src: '10.1.0.3:42000' });
+  t.match(stepOf(full, 'limits'), { result: 'full' });
+  t.match(full.outcomes, [{ verdict: 'reply', reason: 'rst-connection-limit' }]);
+  maglev.nowMs += 60_000;
+  t.match((await ask(maglev)).outcomes, [{ verdict: 'forward' }], 'what has expired does not count');
+  t.match(
+    (await ask(maglev, { ...SYN, src: '10.1.0.3:42000', flags: 'ack' })).steps.some(({ step }) => step === 'limits'),
+    false,
+  );
+
+  const lots = begin(file('protocol: tcp, algorithm: random, maxConnections: 1'));
+  lots.send(tcp(SYN_PACKET));
+  const refused = await ask(lots, { ...SYN, src: '10.1.0.3:1' });
+  t.match(refused.outcomes, [{ probability: 1, reason: 'rst-connection-limit' }], 'whatever the lot, it is one end');
+});
+
 t.test('packets byte by byte: malformed ones, fragments, errors', async (t) => {
   const live = begin(file('protocol: udp', B1));
   const whole = udp({ src: '10.1.0.2', sport: 40000, dst: '10.96.0.10', dport: 80, id: 9, payload: 100 });

@@ -18,6 +18,9 @@ export interface Counters {
   readonly packets: Record<Side, number>;
   readonly bytes: Record<Side, number>;
   begun: number;
+  /** SYNs that the backend refused, and those that ended before it answered. */
+  refused: number;
+  unanswered: number;
 }
 
 const ANSWERS_PER_SECOND = 50;
@@ -75,7 +78,13 @@ export class Ends {
   countersOf(backendKey: string): Counters {
     let counters = this.counters.get(backendKey);
     if (counters === undefined) {
-      counters = { packets: { original: 0, reply: 0 }, bytes: { original: 0, reply: 0 }, begun: 0 };
+      counters = {
+        packets: { original: 0, reply: 0 },
+        bytes: { original: 0, reply: 0 },
+        begun: 0,
+        refused: 0,
+        unanswered: 0,
+      };
       this.counters.set(backendKey, counters);
     }
     return counters;

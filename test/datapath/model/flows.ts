@@ -25,6 +25,11 @@ export interface Flow {
 export class Flows {
   readonly #original = new Map<string, Flow>();
   readonly #reply = new Map<string, Flow>();
+  readonly #onEnd: (flow: Flow) => void;
+
+  constructor(onEnd: (flow: Flow) => void) {
+    this.#onEnd = onEnd;
+  }
 
   /** In the order of their making. */
   [Symbol.iterator](): IterableIterator<Flow> {
@@ -46,6 +51,7 @@ export class Flows {
   }
 
   remove(flow: Flow): void {
+    this.#onEnd(flow);
     this.#original.delete(originalOf(flow));
     this.#reply.delete(replyOf(flow));
   }
@@ -73,6 +79,11 @@ export function isClosing({ tcp }: Flow): boolean {
 
 export function isHalfOpen(flow: Flow): boolean {
   return ['SYN_SENT', 'SYN_RECV', 'UNREPLIED'].includes(stateOf(flow));
+}
+
+/** The client's SYN is all there is. */
+export function isUnanswered({ tcp }: Flow): boolean {
+  return tcp?.state === 'SYN_SENT' && tcp.isFromStart;
 }
 
 /** As the file last called it. */

@@ -1,8 +1,17 @@
 import { REASON_NAMES } from '../../../lib/base/reasons.js';
 import type { FlowTable } from '../../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../../lib/conntrack/gc.js';
+import {
+  BACKEND_ID,
+  MARK_SYN_SEEN,
+  MARKS,
+  RECORD_BYTES,
+  RECORD_WORDS,
+  STATE,
+  SYN_SENT,
+} from '../../../lib/conntrack/record.js';
 import { flagNames, listFlows } from '../../../lib/control/flows.js';
-import { COUNTER_ROWS } from '../../../lib/datapath/snapshot.js';
+import { COUNTER_ROWS, COUNTER_UNANSWERED } from '../../../lib/datapath/snapshot.js';
 import { STAT_CUT, STAT_FORWARDED, STAT_PICKED_UP, STAT_REASONS, STAT_STATELESS } from '../../../lib/datapath/stats.js';
 import { MemoryDevice, type MemoryPacket } from '../../../lib/io/memory-device.js';
 import { formatEndpoint } from '../../../lib/wire/address.js';
@@ -121,9 +130,11 @@ export function compare(model: GatewayModel, real: Real): void {
   for (const [id, name] of REASON_NAMES.entries()) same(name, stats[STAT_REASONS + id], reasons.get(name) ?? 0);
   const rows = pipeline.compiled!.snapshot.counters;
   for (const [key, id] of real.ids) {
-    const { packets, bytes, begun } = model.ends.counters.get(key) ?? NOTHING;
-    const wanted = [packets.original, bytes.original, packets.reply, bytes.reply, begun];
-    same(`counters of ${key}`, [...rows.subarray(id * COUNTER_ROWS, (id + 1) * COUNTER_ROWS)], wanted);
+    const { packets, bytes, begun, refused, unanswered } = model.ends.countersOf(key);
+    const wanted = [packets.original, bytes.original, packets.reply, bytes.reply, begun, refused, unanswered];
+    const counted = [...rows.subarray(id * COUNTER_ROWS, (id + 1) * COUNTER_ROWS)];
+    counted[COUNTER_UNANSWERED]! += unansweredYet(pipeline, id);
+    same(`counters of ${key}`, counted, wanted);
   }
   same('slots held', pipeline.device.slotsHeld, 0);
 }
@@ -138,7 +149,17 @@ export function compareTwin(real: Real): void {
   }
 }
 
-const NOTHING = { packets: { original: 0, reply: 0 }, bytes: { original: 0, reply: 0 }, begun: 0 };
+/** SYNs that a backend never answered whose records have expired and are still there: they are counted when somebody finds them. */
+function unansweredYet({ tcp, nowMs }: TestPipeline, backend: number): number {
+  let count = 0;
+  for (let record = 0; record < tcp.highWater; record++) {
+    if (tcp.generation(record) === 0 || !tcp.isExpired(record, nowMs)) continue;
+    if (tcp.words[record * RECORD_WORDS + BACKEND_ID] !== backend) continue;
+    const isFromStart = (tcp.bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_SEEN) !== 0;
+    if (isFromStart && tcp.bytes[record * RECORD_BYTES + STATE] === SYN_SENT) count++;
+  }
+  return count;
+}
 
 /** Garbage collection, and the rule of its interval once more. */
 class Collection {

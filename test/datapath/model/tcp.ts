@@ -55,6 +55,8 @@ export class TcpModel {
   hasNumbers = false;
   /** A SYN on an established entry, in case the backend takes it. */
   second: Segment | undefined;
+  /** SYNs that the backend answered with an RST. */
+  refusals = 0;
 
   /** The first packet of an entry. */
   open(from: Side, segment: Segment): Timer {
@@ -85,18 +87,21 @@ export class TcpModel {
   }
 
   #reset(from: Side, { flags, seq, ack }: Segment): Timer {
-    if (!this.isFromStart) return 'shorten';
+    const refusesSecond = from === 'reply' && flags.includes('A') && this.#acknowledgesSecond(ack);
+    if (!this.isFromStart && !refusesSecond) return 'shorten';
     const isHandshake = this.state === 'SYN_SENT' || this.state === 'SYN_RECV';
     const refusesSyn = from === 'reply' && isHandshake && flags.includes('A') && this.#acknowledgesSyn(ack);
     const isInWindow = (from === 'original' || this.hasNumbers) && this.#mayExpect(from, seq);
-    if (!refusesSyn && !isInWindow) return 'keep';
+    if (!refusesSyn && !refusesSecond && !isInWindow) return 'keep';
+    if (refusesSecond || (from === 'reply' && this.state === 'SYN_SENT')) this.refusals++;
     this.state = 'CLOSED';
     return 'tcpFin';
   }
 
   #syn(segment: Segment): Timer {
     if (this.state === 'ESTABLISHED') {
-      this.second = segment;
+      const isOwn = this.hasNumbers && distance(this.original.isn, segment.seq) === 0;
+      if (!isOwn) this.second = segment;
       return 'tcp';
     }
     const isRepeat = this.isFromStart && distance(this.original.isn, segment.seq) === 0;
@@ -126,13 +131,21 @@ export class TcpModel {
     return distance(ack, acked) >= 0 && distance(ack, end) <= 0;
   }
 
+  /** All, some or none of its data, which is known to 16 bytes. */
+  #acknowledgesSecond(ack: number): boolean {
+    if (this.state !== 'ESTABLISHED' || this.second === undefined) return false;
+    const { seq, payload } = this.second;
+    const beyond = distance(ack, seq + 1);
+    return beyond >= 0 && beyond <= Math.ceil(payload / 16) * 16;
+  }
+
   #synAck(segment: Segment): Timer {
     const { seq, ack, window, payload, scale } = segment;
     if (this.state === 'CLOSING' || this.state === 'CLOSED') return 'tcpFin';
     if (this.state === 'ESTABLISHED') {
-      const second = this.second;
-      if (second === undefined || distance(ack, second.seq + 1 + second.payload) !== 0) return 'tcp';
-      this.#begin({ ...second, seq: ack - 1, payload: 0 });
+      if (!this.#acknowledgesSecond(ack)) return 'tcp';
+      const second = this.second!;
+      this.#begin({ ...second, payload: distance(ack, second.seq + 1) });
     }
     if (!this.isFromStart || !this.#acknowledgesSyn(ack)) return 'keep';
     if (this.state === 'SYN_RECV' && distance(this.reply.isn, seq) === 0) return 'tcpSyn';
@@ -185,6 +198,11 @@ export class TcpModel {
     return offset >= 0 && (offset < this.#windowOver(from) || distance(seq, own.end) <= 0);
   }
 
+  /** Whether a segment of `from` that is ahead of all it has sent may begin here: in the window, or where that ends. */
+  #mayBegin(from: Side, seq: number): boolean {
+    return distance(seq, this[from].acked) >= 0 && distance(seq, this[from].acked) <= this.#windowOver(from);
+  }
+
   /** The window that the receiver of `from` has opened. */
   #windowOver(from: Side): number {
     const peer = this[from === 'original' ? 'reply' : 'original'];
@@ -196,8 +214,8 @@ export class TcpModel {
     const peer = this[from === 'original' ? 'reply' : 'original'];
     const { seq, ack } = segment;
     if (distance(seq + this.#length(segment), own.acked) < 0) return false;
-    if (distance(seq, own.end) > 0 && !this.#mayExpect(from, seq)) return false;
-    const oldest = this.state === 'SYN_RECV' ? 0 : -OLD_ACK_BYTES;
+    if (distance(seq, own.end) > 0 && !this.#mayBegin(from, seq)) return false;
+    const oldest = this.state === 'SYN_RECV' ? 0 : -Math.max(OLD_ACK_BYTES, own.window);
     return distance(ack, peer.acked) >= oldest && distance(ack, peer.end) <= 0;
   }
 
@@ -206,7 +224,7 @@ export class TcpModel {
     const own = this[from];
     const peer = this[from === 'original' ? 'reply' : 'original'];
     const { seq, ack, window } = segment;
-    if (distance(seq, own.end) > 0 && !this.#mayExpect(from, seq)) return;
+    if (distance(seq, own.end) > 0 && !this.#mayBegin(from, seq)) return;
     // What it acknowledges was sent, or may have been on a way past weir: within the window its sender gave.
     const isNews = distance(ack, peer.end) > 0;
     // (Ahead of END and more than 2^31 ahead of ACKED is not behind it.)

@@ -18,6 +18,8 @@ import {
   RANGES_AT,
   RANGES_COUNT,
   SERVICE_CONNECTIONS,
+  SERVICE_FLAGS,
+  SERVICE_LIMITED,
   SERVICE_MODE,
   SERVICE_WORDS,
   type Snapshot,
@@ -28,7 +30,7 @@ export function isInSourceRanges({ services, ranges }: Snapshot, row: number, cl
   return services[row + RANGES_COUNT] === 0 || contains(ranges, services[row + RANGES_AT]!, client);
 }
 
-/** Open connections by id, and when the client may open as many as ever; null: it may. */
+/** Open connections by id, of backends those that have a limit, and when the client may open as many as ever; null: it may. */
 export interface LimitCounts {
   readonly services: readonly (readonly [id: number, open: number])[];
   readonly backends: readonly (readonly [id: number, open: number])[];
@@ -79,14 +81,14 @@ export class LimitStage {
     const { open } = this.#core.tableOf(protocol);
     const row = service * SERVICE_WORDS;
     const first = services[row + CHOICES_AT]!;
-    return {
-      services: [[service, open.services[service]!]],
-      backends: Array.from({ length: services[row + CHOICES_COUNT]! }, (_, i) => {
-        const backend = choices[(first + i) * 2]!;
-        return [backend, open.backends[backend]!];
-      }),
-      clientFullAtMs: this.#rates.recall(service, source, this.#hashOf(service, source, protocol)),
-    };
+    const isLimited = (services[row + SERVICE_FLAGS]! & SERVICE_LIMITED) !== 0;
+    const backends: [id: number, open: number][] = [];
+    for (let i = 0; isLimited && i < services[row + CHOICES_COUNT]!; i++) {
+      const backend = choices[(first + i) * 2]!;
+      if (this.#limitOf(backend) !== 0) backends.push([backend, open.backends[backend]!]);
+    }
+    const clientFullAtMs = this.#rates.recall(service, source, this.#hashOf(service, source, protocol));
+    return { services: [[service, open.services[service]!]], backends, clientFullAtMs };
   }
 
   /** Goes on from what another has recalled. */

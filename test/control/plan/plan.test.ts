@@ -281,6 +281,23 @@ function traffic(live: LiveGateway, count: number, depth: (i: number) => number)
   }
 }
 
+t.test('a node keeps what it has', async (t) => {
+  const node = (backends: string): string =>
+    `role: node\ntunnel: { address: 192.0.2.1 }\nservices: [{ name: web, address: 10.96.0.10, port: 80, mode: dsr, onRemove: reset, backends: [${backends}] }]`;
+  const live = new LiveGateway(configOf(fileOf(ALL)));
+  traffic(live, 20, () => 1);
+  const desired = new Desired(configOf(node('{ address: 192.0.2.1, port: 8080 }')), 0);
+  const endpoint = { address: '192.0.2.1', port: 53, protocol: 17 };
+  desired.learned = [endpoint];
+  const asked: Asked = { needs: [] };
+  const view = await planReload('new.yaml', node(''), AGAINST, { ...partsOf(live, asked), desired });
+  t.match(view, {
+    flows: { live: 20, kept: 20 },
+    services: [{ change: 'changed', backends: [{ change: 'removed' }] }],
+  });
+  t.strictSame(asked.needs.at(-1), { addresses: [], endpoints: [endpoint] }, 'and what it has learned');
+});
+
 const FATES = ['kept', 'moved', 'cutLater', 'cut'] as const;
 
 t.test('what a plan says of connections is what the reload does to them', async (t) => {

@@ -1,5 +1,5 @@
 import { setImmediate, setTimeout } from 'node:timers/promises';
-import { type Context, Hono } from 'hono';
+import { type Context, Hono, type MiddlewareHandler } from 'hono';
 import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
 import { FLOW_FORMATS, type FlowFormat } from '../control/flow-formats.js';
@@ -10,8 +10,9 @@ import type { ErrorView, RunningWeir, Watch } from '../control/view.js';
 import { createMetrics } from './metrics.js';
 import { Pace } from './pace.js';
 
-/** Where no body matters. */
+/** Where no body matters, and where it is a configuration. */
 const MAX_BODY_BYTES = 64 * 1024;
+const MAX_FILE_BYTES = 64 * 1024 * 1024;
 
 const LINES_TYPE = 'application/x-ndjson';
 
@@ -20,8 +21,8 @@ interface Route {
   readonly path: string;
   /** Served on the TCP listener too. */
   readonly isPublic: boolean;
-  /** Its body is read as it comes, however long it is. */
-  readonly takesBody?: true;
+  /** MAX_BODY_BYTES when absent; Infinity: it is read as it comes. */
+  readonly maxBodyBytes?: number;
   answer(context: Context, weir: RunningWeir): Response | Promise<Response>;
 }
 
@@ -35,10 +36,18 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
   { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
   { method: 'GET', path: '/v1/events', isPublic: false, answer: listEvents },
-  { method: 'POST', path: '/v1/ct/import', isPublic: false, takesBody: true, answer: importFlows },
+  {
+    method: 'POST',
+    path: '/v1/ct/import',
+    isPublic: false,
+    maxBodyBytes: Number.POSITIVE_INFINITY,
+    answer: importFlows,
+  },
   { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
   { method: 'POST', path: '/v1/drain', isPublic: false, answer: (context, weir) => setDrained(context, weir, true) },
   { method: 'POST', path: '/v1/undrain', isPublic: false, answer: (context, weir) => setDrained(context, weir, false) },
+  { method: 'GET', path: '/v1/explain', isPublic: false, answer: explain },
+  { method: 'POST', path: '/v1/plan', isPublic: false, maxBodyBytes: MAX_FILE_BYTES, answer: plan },
   { method: 'POST', path: '/v1/reload', isPublic: false, answer: reload },
 ];
 
@@ -56,12 +65,8 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
     },
   ];
   const app = new Hono();
-  const limit = bodyLimit({
-    maxSize: MAX_BODY_BYTES,
-    onError: (context) => refuse(context, 413, `the body is larger than ${MAX_BODY_BYTES} bytes`, 'Send none.'),
-  });
-  for (const { method, path, takesBody, answer } of routes) {
-    if (!takesBody) app.use(path, limit);
+  for (const { method, path, maxBodyBytes = MAX_BODY_BYTES, answer } of routes) {
+    if (maxBodyBytes !== Number.POSITIVE_INFINITY) app.use(path, limitTo(maxBodyBytes));
     app.on(method, path, (context) => answer(context, weir));
     app.all(path, (context) => {
       context.header('allow', method === 'GET' ? 'GET, HEAD' : method);
@@ -73,6 +78,12 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
   );
   app.onError((error, context) => answerError(context, error));
   return app;
+}
+
+function limitTo(bytes: number): MiddlewareHandler {
+  const message = `the body is larger than ${bytes} bytes`;
+  const remedy = bytes === MAX_BODY_BYTES ? 'Send none.' : 'Send a configuration.';
+  return bodyLimit({ maxSize: bytes, onError: (context) => refuse(context, 413, message, remedy) });
 }
 
 function listFlows(context: Context, weir: RunningWeir): Response {
@@ -132,6 +143,18 @@ async function setDrained(context: Context, weir: RunningWeir, isDrained: boolea
   const { service, backend } = queryOf(context, ['service', 'backend']);
   if (!service || !backend) throw new WeirError('USAGE', 'a parameter is missing', 'Give service and backend.');
   return context.json(await weir.setDrained(service, backend, isDrained));
+}
+
+/** `without` and `assumeDown` may be there more than once. */
+async function explain(context: Context, weir: RunningWeir): Promise<Response> {
+  const query = queryOf(context, ['proto', 'src', 'dst', 'flags', 'packet', 'without', 'assumeDown']);
+  const { without = [], assumeDown = [] } = context.req.queries();
+  return context.json(await weir.explain({ ...query, without, assumeDown }));
+}
+
+async function plan(context: Context, weir: RunningWeir): Promise<Response> {
+  const { name = 'the file' } = queryOf(context, ['name']);
+  return context.json(await weir.plan(name, await context.req.text()));
 }
 
 async function reload(context: Context, weir: RunningWeir): Promise<Response> {

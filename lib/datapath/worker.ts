@@ -44,6 +44,9 @@ export interface WorkerSetup {
 /** How long packets may wait for records to be taken in. */
 const ADOPT_MS = 0.5;
 
+/** Clients counted while packets wait: well under 0.5 ms. */
+const AFFINITY_SLICE = 4096;
+
 const setup = workerData as WorkerSetup;
 
 function post(message: FromDataPath): void {
@@ -99,6 +102,20 @@ function main(): void {
             const table = message.table === 'tcp' ? tcp : any;
             const outcomes = adoptSome(table, new RecordRows(message.records), clock, ADOPT_MS);
             post({ type: 'adopted', id: message.id, outcomes });
+            break;
+          }
+          case 'recall': {
+            const recollection = pipeline instanceof Gateway ? pipeline.recall(message.query) : null;
+            post({ type: 'recalled', id: message.id, recollection });
+            break;
+          }
+          case 'affinity': {
+            const clients = new Map<number, number>();
+            const end =
+              pipeline instanceof Gateway
+                ? pipeline.countAffinity(message.end, AFFINITY_SLICE, clock.nowMs(), clients)
+                : 0;
+            post({ type: 'affinity', id: message.id, slice: { clients, end } });
             break;
           }
           case 'stop':

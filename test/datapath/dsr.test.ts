@@ -279,6 +279,39 @@ t.test('a service in another mode has no tunnels for its flows, but for those th
   t.match(describe(pipeline.send(udp(query)).out[0]!.bytes), /^udp 10\.1\.0\.2:5000 > 10\.2\.0\.1[12]:8080/);
 });
 
+t.test('flows from before a service was in mode dsr: their answers are the node’s now', async (t) => {
+  const tunnel = 'option: syn,';
+  const backends = `${B1}, ${B2}`;
+  const top = 'snat: { addresses: [10.96.255.1] }';
+  const before = (mode: string): string =>
+    config({ tunnel, top, backends: backends.replaceAll(/, node: [\d.]+/g, '') }).replaceAll('mode: dsr,', mode);
+  for (const mode of ['', 'mode: snat,']) {
+    const pipeline = new TestPipeline(before(mode));
+    const { backend, out } = pipeline.send(tcp({ ...client, flags: 'S', seq: 1 }));
+    const [, source, from] = describe(out[0]!.bytes).match(/^tcp (\S+) > (\S+):8080/)!;
+    const [dst, dport] = source!.split(':') as [string, string];
+    const answer = { src: from!, sport: 8080, dst, dport: Number(dport), seq: 9, ack: 2 };
+    pipeline.send(tcp({ ...answer, flags: 'SA', seq: 8 }));
+    pipeline.send(tcp({ ...client, flags: 'A', seq: 2, ack: 9 }));
+    pipeline.send(udp(query));
+
+    pipeline.configure(config({ tunnel, top, backends }));
+    t.match(pipeline.send(tcp({ ...answer, flags: 'A' })), { verdict: 'forward', direction: 'reply' }, 'on its way');
+    const next = pipeline.send(tcp({ ...client, flags: 'A', seq: 2, ack: 9, payload: 5 }));
+    const datagram = pipeline.send(udp(query));
+    if (mode === '') {
+      t.match(next, { backend, state: 'ESTABLISHED' });
+      t.match(only(t, next), { vip: '10.96.0.10:80', dst: backend === 'b1' ? '192.0.2.11' : '192.0.2.12' });
+      t.match(only(t, datagram), { vip: '10.96.0.10:53' });
+    } else {
+      t.match(describe(next.out[0]!.bytes), /^tcp 10\.96\.255\.1:/, 'answers to an snat address go on coming');
+      t.match(describe(datagram.out[0]!.bytes), /^udp 10\.96\.255\.1:/);
+    }
+    t.equal(pipeline.tcp.count, 1);
+    t.equal(pipeline.any.count, 1);
+  }
+});
+
 t.test('ICMP errors from the client’s side go to the owner of the flow, translated', async (t) => {
   for (const option of ['always', 'syn']) {
     const pipeline = new TestPipeline(config({ tunnel: `option: ${option},` }));

@@ -4,6 +4,9 @@ import { ASKED_ENDPOINTS, HELD_FOR_ENDPOINT, HELD_FOR_ENDPOINT_MS, REFUSED_ENDPO
 import { VNET_HEADER_BYTES } from '../wire/vnet.js';
 import type { Core } from './core.js';
 
+/** Between two questions of packets that do not wait: those that do are as many at most. */
+const ASK_INTERVAL_MS = HELD_FOR_ENDPOINT_MS / HELD_FOR_ENDPOINT;
+
 /** Tells the main thread of an endpoint whose replies ought to be led into the device. */
 export type AskForEndpoint = (address: number, port: number, protocol: number) => void;
 
@@ -32,8 +35,8 @@ export interface WaitingPacket extends Readonly<NamedVip> {
  *                                           '--HELD_FOR_ENDPOINT_MS--> refused for REFUSED_ENDPOINT_MS, then unknown
  *
  * The packets of an endpoint that was asked for wait, copied aside, so that no reply goes out untranslated: the client would
- * answer it with an RST to the backend itself. Where the answer does not come they go on in spite of that, and so do packets that find
- * no room to wait; the reply may still find its way, by a rule that is not weir's.
+ * answer it with an RST to the backend itself. Where the answer does not come they go on in spite of that, and so do fragments and packets
+ * that find no room to wait; the reply may still find its way, by a rule that is not weir's.
  */
 export class EndpointStage {
   readonly #core: Core;
@@ -41,6 +44,8 @@ export class EndpointStage {
   /** When an endpoint was asked for. */
   readonly #asked = new LRUCache<string, number>({ max: ASKED_ENDPOINTS });
   #waiting: WaitingPacket[] = [];
+  /** From when on a packet that does not wait may ask. */
+  #askAtMs = Number.NEGATIVE_INFINITY;
 
   /** @param ask undefined: every endpoint counts as led in */
   constructor(core: Core, ask: AskForEndpoint | undefined) {
@@ -48,8 +53,12 @@ export class EndpointStage {
     this.#ask = ask;
   }
 
-  /** Whether the packet in hand, the first of a flow to this VIP, has to wait; a copy of it does then, and its slot is given back. */
-  mustWait(vip: number, vipPort: number): boolean {
+  /**
+   * Whether the packet in hand, the first of a flow to this VIP, has to wait; a copy of it does then, and its slot is given back.
+   *
+   * @param mayWait it has not yet, and is no fragment, which others follow; else its endpoint is asked for, and it goes on
+   */
+  mustWait(vip: number, vipPort: number, mayWait: boolean): boolean {
     const core = this.#core;
     const { packet, bytes, nowMs } = core;
     if (this.#ask === undefined) return false;
@@ -58,6 +67,14 @@ export class EndpointStage {
     const key = `${address}:${port}/${protocol}`;
     const askedMs = this.#asked.get(key);
     const isNew = askedMs === undefined || nowMs >= askedMs + REFUSED_ENDPOINT_MS;
+    if (!mayWait) {
+      if (isNew && nowMs >= this.#askAtMs) {
+        this.#askAtMs = nowMs + ASK_INTERVAL_MS;
+        this.#asked.set(key, nowMs);
+        this.#ask(address, port, protocol);
+      }
+      return false;
+    }
     if (!isNew && nowMs >= askedMs + HELD_FOR_ENDPOINT_MS) return false;
     if (this.#waiting.length >= HELD_FOR_ENDPOINT) return false;
     if (isNew) {

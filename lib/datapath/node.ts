@@ -321,7 +321,7 @@ export class Node implements Pipeline {
     const { packet, bytes, nowMs, snapshot, stats } = core;
     const flags = packet.protocol === ipv4.PROTO_TCP ? tcp.flags(bytes, packet.l4) : tcp.SYN;
     const isReset = (flags & tcp.RST) !== 0;
-    if (!isReset && !hasWaited && this.#endpoints.mustWait(vip, vipPort)) return;
+    if (!isReset && this.#endpoints.mustWait(vip, vipPort, !hasWaited)) return;
     const service = lookup(snapshot.serviceIndex, vip, vipPort, packet.protocol);
     const backend = this.#backendOf(service);
     if (isReset) {

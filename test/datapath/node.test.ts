@@ -692,6 +692,28 @@ t.test('endpoints that traffic teaches', async (t) => {
   t.equal(pipeline.device.slotsHeld, 0);
 });
 
+t.test('fragments teach endpoints, too, and do not wait', async (t) => {
+  const asked: number[] = [];
+  const pipeline = node('', { ask: (_, port) => asked.push(port) });
+  pipeline.configure(CONFIG, []);
+  const sendTo = (dport: number): void => {
+    for (const piece of fragment(udp({ ...query, dport, id: dport, payload: 3000 }), 1400))
+      t.match(pipeline.send(datagram(piece, { options: [dsrOption(VIP, dport)] })), { verdict: 'forward' });
+  };
+  sendTo(5353);
+  sendTo(5353);
+  t.same(asked, [5353], 'once');
+  const whole = datagram(udp({ ...query, sport: 5001, payload: 5 }), DNS);
+  t.match(pipeline.send(whole), { verdict: 'hold' }, 'others of the endpoint wait for the answer');
+  t.same(asked, [5353]);
+  for (let port = 7000; port < 7100; port++) sendTo(port);
+  t.same(asked, [5353], 'no more than could wait');
+  pipeline.nowMs += 16;
+  sendTo(6200);
+  t.same(asked, [5353, 6200]);
+  t.equal(pipeline.device.slotsHeld, 0);
+});
+
 t.test('a million packets of known flows allocate nothing that stays', async (t) => {
   const pipeline = node();
   for (let i = 0; i < 32; i++) establish(pipeline, NAMED, { sport: 45_000 + i });

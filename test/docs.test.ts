@@ -2,8 +2,10 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import { METRICS } from '../lib/admin/metric-table.js';
 import { ERROR_MEANINGS } from '../lib/base/errors.js';
 import { REASON_KINDS, REASON_NAMES } from '../lib/base/reasons.js';
+import { LOG_EVENTS } from '../lib/control/log.js';
 
 function pathOf(path: string): string {
   return fileURLToPath(new URL(`../${path}`, import.meta.url));
@@ -50,6 +52,47 @@ t.test('the TCP state table is documented as it stands above the tracker', async
   const table = source.split('\n').map((line) => line.slice(7));
   t.ok(table.length > 15);
   t.match(read('docs/conntrack.md'), ['```text', ...table, '```'].join('\n'));
+});
+
+/** The rows of all tables, by the cells of each; without heads. */
+function rows(text: string): string[][] {
+  const lines = text.split('\n').filter((line, i, all) => line.startsWith('|') && !/^\|-/.test(all[i + 1] ?? ''));
+  return lines
+    .filter((line) => !line.startsWith('|-'))
+    .map((line) =>
+      line
+        .slice(1, -1)
+        .split('|')
+        .map((cell) => cell.trim()),
+    );
+}
+
+t.test('every metric is documented, with type, labels, meaning and an example that names it', async (t) => {
+  const documented = new Map(rows(read('docs/metrics.md')).map(([name, ...rest]) => [name!.replaceAll('`', ''), rest]));
+  t.strictSame([...documented.keys()].sort(), METRICS.map(({ name }) => name).sort());
+  for (const metric of METRICS) {
+    const [type, labels, meaning, example] = documented.get(metric.name) ?? [];
+    const wanted = metric.type === 'histogram' ? [] : (metric.labels ?? []);
+    t.strictSame([type, labels], [metric.type, wanted.map((label) => `\`${label}\``).join(', ')], metric.name);
+    t.ok(meaning!.length > 10, `${metric.name} is explained`);
+    t.match(example, new RegExp(`\\b${metric.name}(_bucket)?\\b`));
+  }
+});
+
+t.test('every event of the log is documented, and written with the levels it says', async (t) => {
+  const documented = new Map(rows(read('docs/logs.md')).map(([name, ...rest]) => [name!.replaceAll('`', ''), rest]));
+  t.strictSame([...documented.keys()].sort(), [...LOG_EVENTS].sort());
+  const sources = readdirSync(pathOf('lib'), { recursive: true, encoding: 'utf8' })
+    .filter((name) => name.endsWith('.ts'))
+    .map((name) => read(`lib/${name}`))
+    .join('\n');
+  for (const [name, [levels, when]] of documented) {
+    t.ok(when!.length > 10, `${name} is explained`);
+    const used = new Set(
+      [...sources.matchAll(/\blog\.(\w+)\(\s*'([\w-]+)'/g)].filter((m) => m[2] === name).map((m) => m[1]!),
+    );
+    if (name !== 'suppressed') t.strictSame([...used].sort(), levels!.split(', ').sort(), name);
+  }
 });
 
 t.test('every dependency is documented, with its licence', async (t) => {

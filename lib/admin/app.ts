@@ -4,14 +4,17 @@ import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
 import { FLOW_FORMATS, type FlowFormat } from '../control/flow-formats.js';
 import type { FlowFilter } from '../control/flows.js';
+import { HISTORY_LINES } from '../control/log-history.js';
 import { RefusedConfig } from '../control/reloader.js';
-import type { ErrorView, RunningWeir } from '../control/view.js';
+import type { ErrorView, RunningWeir, Watch } from '../control/view.js';
 import { createMetrics } from './metrics.js';
 import { Pace } from './pace.js';
 
 /** Where no body matters, and where it is a configuration. */
 const MAX_BODY_BYTES = 64 * 1024;
 const MAX_FILE_BYTES = 64 * 1024 * 1024;
+
+const LINES_TYPE = 'application/x-ndjson';
 
 interface Route {
   readonly method: 'GET' | 'POST';
@@ -32,6 +35,7 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/ct/watch', isPublic: false, answer: watchFlows },
   { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
   { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
+  { method: 'GET', path: '/v1/events', isPublic: false, answer: listEvents },
   {
     method: 'POST',
     path: '/v1/ct/import',
@@ -56,7 +60,8 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
       method: 'GET',
       path: '/metrics',
       isPublic: true,
-      answer: async (context) => context.body(await metrics.scrape(), 200, { 'content-type': metrics.contentType }),
+      answer: (context) =>
+        context.body(ReadableStream.from(paced(metrics.scrape(), weir)), 200, { 'content-type': metrics.contentType }),
     },
   ];
   const app = new Hono();
@@ -94,7 +99,19 @@ function listFlows(context: Context, weir: RunningWeir): Response {
 function watchFlows(context: Context, weir: RunningWeir): Response {
   const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
   requireFormat(format, ['json']);
-  const watch = weir.watch(filter);
+  return streamLines(context, weir.watch(filter));
+}
+
+/** Lines of the log: the last ones, and with `follow` those to come, until one side ends it. */
+function listEvents(context: Context, weir: RunningWeir): Response {
+  const { count = String(HISTORY_LINES), follow = 'false' } = queryOf(context, ['count', 'follow']);
+  if (!/^\d{1,9}$/.test(count)) throw new WeirError('USAGE', `count "${count}" is no number`, 'Give one from 0 on.');
+  if (follow === 'true') return streamLines(context, weir.followLog(Number(count)));
+  if (follow !== 'false') throw new WeirError('USAGE', `follow is "${follow}"`, 'It is true or false.');
+  return context.body(weir.logged(Number(count)).join(''), 200, { 'content-type': LINES_TYPE });
+}
+
+function streamLines(context: Context, watch: Watch): Response {
   const encoder = new TextEncoder();
   const body = new ReadableStream<Uint8Array>(
     {
@@ -103,12 +120,12 @@ function watchFlows(context: Context, weir: RunningWeir): Response {
     },
     { highWaterMark: 0 },
   );
-  return context.body(body, 200, { 'content-type': 'application/x-ndjson' });
+  return context.body(body, 200, { 'content-type': LINES_TYPE });
 }
 
 function exportFlows(context: Context, weir: RunningWeir): Response {
   const chunks = weir.exportFlows(queryOf(context, FILTER_KEYS));
-  return context.body(ReadableStream.from(paced(chunks, weir)), 200, { 'content-type': 'application/x-ndjson' });
+  return context.body(ReadableStream.from(paced(chunks, weir)), 200, { 'content-type': LINES_TYPE });
 }
 
 async function importFlows(context: Context, weir: RunningWeir): Promise<Response> {
@@ -162,11 +179,11 @@ function requireFormat(format: string, known: readonly string[]): void {
 }
 
 /** One chunk each time the reader wants one, everything else had its turn, and the packets have theirs. */
-async function* paced(chunks: Iterable<string>, weir: RunningWeir): AsyncGenerator<Uint8Array> {
+async function* paced(chunks: Iterable<string> | AsyncIterable<string>, weir: RunningWeir): AsyncGenerator<Uint8Array> {
   const encoder = new TextEncoder();
   const pace = new Pace(performance.now(), weir.packetsRead());
-  for (const chunk of chunks) {
-    yield encoder.encode(chunk);
+  for await (const chunk of chunks) {
+    if (chunk !== '') yield encoder.encode(chunk);
     const restMs = pace.restMs(performance.now(), weir.packetsRead());
     await (restMs > 0 ? setTimeout(restMs) : setImmediate());
   }

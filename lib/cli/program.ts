@@ -135,6 +135,14 @@ function addRunningCommands(program: Command): void {
   withSocket(command(program, 'services', 'List services and backends, with what they carry.', 'services'))
     .addOption(table())
     .action(async (options) => (await running()).services(options));
+  withSocket(command(program, 'metrics', 'Print what Prometheus would scrape: docs/metrics.md.', 'metrics')).action(
+    async (options) => (await running()).metrics(options),
+  );
+  withSocket(command(program, 'events', 'Print what a running weir logged lately: docs/logs.md.', 'events -f'))
+    .option('-f, --follow', 'go on with what it logs from now on')
+    .option('-n, --count <n>', 'how many of the last lines (default: all there are, up to 1000)', parseCount)
+    .addOption(table())
+    .action(async (options) => (await import('./events.js')).events(options));
   for (const [name, description] of [
     [
       'drain',

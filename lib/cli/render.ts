@@ -1,6 +1,14 @@
 import { REASON, REASON_MEANINGS, type ReasonName } from '../base/reasons.js';
 import { plural } from '../control/summary.js';
-import type { BackendView, ConntrackView, DrainView, FlowEventView, ServiceView, StatusView } from '../control/view.js';
+import type {
+  BackendView,
+  ConntrackView,
+  DrainView,
+  FlowEventView,
+  LogLineView,
+  ServiceView,
+  StatusView,
+} from '../control/view.js';
 
 type Cell = string | number;
 
@@ -187,6 +195,11 @@ export function renderEvent(event: FlowEventView): string {
     `${bytes.original}/${bytes.reply}`,
     flags.join(' '),
   ]);
+}
+
+/** A line of the log as `run --pretty` would show it, with its date. */
+export function renderLogLine({ time, level, event, msg }: LogLineView): string {
+  return `${time.replace('T', ' ').replace('Z', '')} ${level.toUpperCase().padEnd(5)} ${event}: ${msg}\n`;
 }
 
 /** The columns of a stream, whose widths cannot be those of what is still to come. */

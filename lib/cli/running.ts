@@ -33,6 +33,10 @@ export async function services({ socket, output }: SocketOptions & { output: For
   await (output === 'json' ? printJson(views) : print(renderServices(views)));
 }
 
+export async function metrics({ socket }: SocketOptions): Promise<void> {
+  await callStream({ socket, path: '/metrics' }, print);
+}
+
 export async function reload({ socket, output }: SocketOptions & { output: Format }): Promise<void> {
   const view = await callJson<ReloadView>({ socket, method: 'POST', path: '/v1/reload' });
   await (output === 'json' ? printJson(view) : print(`applied ${view.path}: ${sayCounts(view)}\n`));

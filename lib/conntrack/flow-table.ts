@@ -99,9 +99,10 @@ export class FlowTable {
   readonly halves: Uint16Array;
   readonly doubles: Float64Array;
 
-  /** Told the id of a backend that answered a SYN with an RST, or had not answered it when the record ended. */
+  /** Told the id of a backend that answered a SYN with an RST, that had not answered it when the record ended; whose record ended. */
   onRefused: (backend: number) => void = ignore;
   onUnanswered: (backend: number) => void = ignore;
+  onClosed: (backend: number) => void = ignore;
 
   /** Open connections by service and backend. */
   readonly open = new OpenCounts();
@@ -340,6 +341,7 @@ export class FlowTable {
     const isOpening = bytes[record * RECORD_BYTES + STATE] === SYN_SENT;
     if (isOpening && bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_SEEN)
       this.onUnanswered(words[word + BACKEND_ID]!);
+    this.onClosed(words[word + BACKEND_ID]!);
     Atomics.store(words, word + COMMIT, 0);
     const protocol = bytes[record * RECORD_BYTES + PROTOCOL]!;
     const hash = this.hash(words[word + CLIENT]!, words[word + VIP]!, words[word + ORIGINAL_PORTS]!, protocol);

@@ -7,6 +7,7 @@ import {
   GC_LONGEST_SLICE_MS,
   GC_PASS_MS,
   GC_RUNS,
+  GC_TOTAL_MS,
   headerDoubles,
   type TableMemory,
 } from './memory.js';
@@ -105,6 +106,7 @@ export class GarbageCollector {
     }
     const tookMs = this.#stopwatch() - startedMs;
     this.#tookMs += tookMs;
+    this.#figures[GC_TOTAL_MS]! += tookMs;
     if (tookMs > this.#figures[GC_LONGEST_SLICE_MS]!) this.#figures[GC_LONGEST_SLICE_MS] = tookMs;
     if (this.#table < this.#tables.length) return true;
     this.#finish(nowMs);
@@ -165,9 +167,10 @@ export class GarbageCollector {
 export interface CollectionFigures {
   readonly runs: number;
   readonly intervalMs: number;
-  /** CPU time of the last full pass, and the longest slice ever. */
+  /** Time of the last full pass, of the longest slice, and of all there were. */
   readonly lastPassMs: number;
   readonly longestSliceMs: number;
+  readonly totalMs: number;
   /** Records the last full pass deleted, and when it ended (ms of the data path's clock; 0: never). */
   readonly lastDeleted: number;
   readonly lastAtMs: number;
@@ -181,6 +184,7 @@ export function readCollectionFigures(memory: TableMemory): CollectionFigures {
     intervalMs: figures[GC_INTERVAL_MS]!,
     lastPassMs: figures[GC_PASS_MS]!,
     longestSliceMs: figures[GC_LONGEST_SLICE_MS]!,
+    totalMs: figures[GC_TOTAL_MS]!,
     lastDeleted: figures[GC_LAST_DELETED]!,
     lastAtMs: figures[GC_LAST_AT_MS]!,
   };

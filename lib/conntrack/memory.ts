@@ -69,6 +69,8 @@ export const GC_LONGEST_SLICE_MS = 21;
 /** Records the last full pass deleted, over all tables, and when it ended (ms of the data path's clock). */
 export const GC_LAST_DELETED = 22;
 export const GC_LAST_AT_MS = 23;
+/** CPU time of all passes. */
+export const GC_TOTAL_MS = 24;
 
 const MAGIC_WORD = 0x72696577; // "weir", little-endian
 /** Changes with the header, the record or the index. */

@@ -22,20 +22,33 @@ import {
 } from './memory.js';
 import {
   BACKEND,
+  BACKEND_ID,
   CLASS_CLOSING,
   CLASS_HALF_OPEN,
+  CLASS_MASK,
+  CLIENT,
   COMMIT,
   EXPIRES,
+  MARKS,
   PROTOCOL,
+  RECORD_BYTES,
   RECORD_DOUBLES,
   RECORD_WORDS,
+  RETURN,
   RX_BYTES,
+  STATE,
   TX_PACKETS,
 } from './record.js';
 import { ExpirySweep } from './sweep.js';
 
 /** How often `find` looks for a key that is not there. */
 const FIND_TRIES = 3;
+
+/** Memory with records in it. */
+export interface Records {
+  readonly words: Int32Array;
+  readonly bytes: Uint8Array;
+}
 
 /** What a table has done since it was made, and how full it is. */
 export interface TableFigures {
@@ -50,6 +63,19 @@ export interface TableFigures {
   readonly evictedHalfOpen: number;
   /** Records the garbage collector took out. */
   readonly collected: number;
+}
+
+/** Live records, counted. */
+export interface Tally {
+  live: number;
+  /** By STATE_*. */
+  readonly states: Float64Array;
+  /** By backend id; 0: all that are beyond the array. */
+  readonly backends: Float64Array;
+  /** The same of those that are not closing. */
+  readonly open: Float64Array;
+  /** The same of those that reach their backend from another address than the client's. */
+  readonly snatPorts: Float64Array;
 }
 
 /**
@@ -68,6 +94,7 @@ export class TableReader {
   readonly doubles = new Float64Array(this.words.buffer);
 
   readonly #words: Int32Array;
+  readonly #bytes: Uint8Array;
   readonly #doubles: Float64Array;
   readonly #header: Int32Array;
   readonly #figures: Float64Array;
@@ -80,17 +107,13 @@ export class TableReader {
     const records = memory.byteOffset + recordsOffset();
     this.capacity = memory.capacity;
     this.#words = new Int32Array(memory.buffer, records, memory.capacity * RECORD_WORDS);
+    this.#bytes = new Uint8Array(memory.buffer, records, memory.capacity * RECORD_BYTES);
     this.#doubles = new Float64Array(memory.buffer, records, memory.capacity * RECORD_DOUBLES);
     this.#header = headerWords(memory);
     this.#figures = headerDoubles(memory);
     const { slots } = indexGeometry(memory.capacity);
     this.#index = new Int32Array(memory.buffer, memory.byteOffset + indexOffset(memory.capacity), slots + INDEX_TAIL);
     this.#lists = new RecordLists(this.#header, this.#words);
-  }
-
-  /** Records from here on were never used. */
-  get recordsUsed(): number {
-    return Atomics.load(this.#header, HIGH_WATER);
   }
 
   /**
@@ -167,13 +190,10 @@ export class TableReader {
     return new SweepAhead(this.#header.slice(), this.#figures.slice(), this.#words, this.#doubles, isGone);
   }
 
-  /**
-   * Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. All of them, or
-   * those of a slice.
-   */
-  forEachLive(nowMs: number, visit: (record: number) => void, first = 0, count = this.capacity): void {
-    const end = Math.min(first + count, this.recordsUsed);
-    for (let record = first; record < end; record++) {
+  /** Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. */
+  forEachLive(nowMs: number, visit: (record: number) => void): void {
+    const end = Atomics.load(this.#header, HIGH_WATER);
+    for (let record = 0; record < end; record++) {
       if (this.read(record) === 0 && this.doubles[EXPIRES]! > nowMs) visit(record);
     }
   }
@@ -187,6 +207,42 @@ export class TableReader {
       if (isLive && this.#doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs) live++;
     }
     return live;
+  }
+
+  /** Records from here on were never used. */
+  get highWater(): number {
+    return Atomics.load(this.#header, HIGH_WATER);
+  }
+
+  /**
+   * Adds up the live ones among `count` records from `first` on, where they lie: copies would cost ten times as much. One that
+   * changes meanwhile counts as it was or as it is, or as a mixture of both.
+   */
+  tally(first: number, count: number, nowMs: number, into: Tally): void {
+    const words = this.#words;
+    const { states, backends, open, snatPorts } = into;
+    const end = Math.min(first + count, this.highWater);
+    for (let record = first; record < end; record++) {
+      const word = record * RECORD_WORDS;
+      if (words[word + COMMIT] === 0 || this.#doubles[record * RECORD_DOUBLES + EXPIRES]! <= nowMs) continue;
+      const id = words[word + BACKEND_ID]! >>> 0;
+      const backend = id < backends.length ? id : 0;
+      into.live++;
+      states[this.#bytes[record * RECORD_BYTES + STATE]!]! += 1;
+      backends[backend]! += 1;
+      if ((this.#bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK) !== CLASS_CLOSING) open[backend]! += 1;
+      if (words[word + RETURN] !== words[word + CLIENT]) snatPorts[backend]! += 1;
+    }
+  }
+
+  /** Calls `visit` for the live ones among `count` records from `first` on, where they lie, as for `tally`. */
+  visitLive(first: number, count: number, nowMs: number, visit: (records: Records, record: number) => void): void {
+    const records = { words: this.#words, bytes: this.#bytes };
+    const end = Math.min(first + count, this.highWater);
+    for (let record = first; record < end; record++) {
+      const isUsed = this.#words[record * RECORD_WORDS + COMMIT] !== 0;
+      if (isUsed && this.#doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs) visit(records, record);
+    }
   }
 
   figures(): TableFigures {

@@ -1,5 +1,5 @@
-import { BACKEND_ID, CLASS_CLOSING, CLASS_MASK, MARKS, STATE, STATE_NAMES } from '../conntrack/record.js';
-import type { TableReader } from '../conntrack/table-reader.js';
+import { STATE_NAMES } from '../conntrack/record.js';
+import type { TableReader, Tally } from '../conntrack/table-reader.js';
 
 /** The live connections of the tables, counted by one walk over all records. */
 export interface Census {
@@ -7,31 +7,49 @@ export interface Census {
   readonly live: readonly number[];
   /** Per table, by STATE_*. */
   readonly states: readonly Float64Array[];
-  /** By backend id; and those of them that are not closing, as limits count. */
+  /** By backend id; under 0 those whose backend means nothing any more. */
   readonly backends: Float64Array;
+  /** Those of them that are not closing, as limits count. */
   readonly open: Float64Array;
+  /** Those of them that reach their backend from an snat address: each has a port of it. */
+  readonly snatPorts: Float64Array;
 }
 
-/** @param backendRows ids are below this; a record with another is counted under 0 */
+/** Records counted between two rests: some 2 ms. */
+const SLICE_RECORDS = 8192;
+
+/** @param backendRows ids are below this */
 export function takeCensus(readers: readonly TableReader[], nowMs: number, backendRows: number): Census {
+  const steps = censusInSteps(readers, nowMs, backendRows);
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done) return value;
+  }
+}
+
+/** The same with rests in between, for whoever has other things to do. Connections come and go meanwhile, as in a list. */
+export function* censusInSteps(
+  readers: readonly TableReader[],
+  nowMs: number,
+  backendRows: number,
+): Generator<void, Census> {
   const backends = new Float64Array(Math.max(1, backendRows));
   const open = new Float64Array(backends.length);
-  const live: number[] = [];
-  const states: Float64Array[] = [];
+  const snatPorts = new Float64Array(backends.length);
+  const tallies: Tally[] = [];
   for (const reader of readers) {
-    const { words, bytes } = reader;
-    const ofState = new Float64Array(STATE_NAMES.length);
-    let count = 0;
-    reader.forEachLive(nowMs, () => {
-      count++;
-      const id = words[BACKEND_ID]!;
-      const backend = id > 0 && id < backendRows ? id : 0;
-      ofState[bytes[STATE]!]! += 1;
-      backends[backend]! += 1;
-      if ((bytes[MARKS]! & CLASS_MASK) !== CLASS_CLOSING) open[backend]! += 1;
-    });
-    live.push(count);
-    states.push(ofState);
+    const tally = { live: 0, states: new Float64Array(STATE_NAMES.length), backends, open, snatPorts };
+    for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
+      reader.tally(first, SLICE_RECORDS, nowMs, tally);
+      yield;
+    }
+    tallies.push(tally);
   }
-  return { live, states, backends, open };
+  return {
+    live: tallies.map(({ live }) => live),
+    states: tallies.map(({ states }) => states),
+    backends,
+    open,
+    snatPorts,
+  };
 }

@@ -1,17 +1,15 @@
 import type { Clock } from '../base/clock.js';
 import { CAUSE_NAMES, EVENT_CLOSED, EVENT_NAMES, EVENT_STATE, EventReader } from '../conntrack/events.js';
 import { STATE_NAMES } from '../conntrack/record.js';
+import { Backlog } from './backlog.js';
 import { compileFilter, type FlowFilter, type FlowNames, flowJson, readFlow } from './flows.js';
-import type { FlowEventView, LostView, Watch } from './view.js';
+import type { FlowEventView, Watch } from './view.js';
 
 /** How long an event may wait to be read. */
 const POLL_MS = 50;
 
 /** Events read at a time: some 5 ms, when each is described. */
 const SLICE_EVENTS = 1024;
-
-/** What waits for a watcher that does not take it, at most. */
-const MAX_WAITING_CHARS = 4 * 1024 * 1024;
 
 /** From here on the wall clock was set; below, it is only rounded. */
 const CLOCK_STEP_MS = 10;
@@ -20,7 +18,7 @@ const CLOCK_STEP_MS = 10;
  * What happens to connections, for any number of watchers: the data path's ring of events, read every POLL_MS while somebody
  * watches and left alone, unwritten, while nobody does.
  *
- *     ring --read--> filter of each watcher --accepted--> its text, up to MAX_WAITING_CHARS --> taken by its client
+ *     ring --read--> filter of each watcher --accepted--> its backlog (backlog.ts) -----------> taken by its client
  *       |                                                   |
  *       +-- overtaken: lost to all watchers                 +-- full: lost to that one
  *
@@ -125,51 +123,12 @@ export class EventFeed {
   }
 }
 
-/** One watcher: what it wants to see, and what waits for it. */
-class Watcher {
+/** One watcher: what waits for it, and what it wants to see. */
+class Watcher extends Backlog {
   readonly filter: FlowFilter;
-  #text = '';
-  #lost = 0;
-  #take: ((text: string) => void) | undefined;
 
   constructor(filter: FlowFilter) {
+    super();
     this.filter = filter;
-  }
-
-  /** What waits, or what comes next. */
-  next(): Promise<string> {
-    return new Promise((resolve) => {
-      this.#take = resolve;
-      this.wake();
-    });
-  }
-
-  get isFull(): boolean {
-    return this.#text.length >= MAX_WAITING_CHARS;
-  }
-
-  /** Takes a line, while there is room. */
-  give(line: string): void {
-    this.#sayLosses();
-    this.#text += line;
-  }
-
-  lose(count: number): void {
-    this.#lost += count;
-  }
-
-  /** Hands over what waits, if it is waited for. */
-  wake(): void {
-    if (this.#take === undefined || (this.#text === '' && this.#lost === 0)) return;
-    this.#sayLosses();
-    this.#take(this.#text);
-    this.#take = undefined;
-    this.#text = '';
-  }
-
-  #sayLosses(): void {
-    if (this.#lost === 0) return;
-    this.#text += `${JSON.stringify({ event: 'lost', count: this.#lost } satisfies LostView)}\n`;
-    this.#lost = 0;
   }
 }

@@ -1,58 +1,115 @@
 import { isatty } from 'node:tty';
 import { type DestinationStream, destination, type Logger, pino, stdTimeFunctions } from 'pino';
 import pretty from 'pino-pretty';
+import { LogHistory } from './log-history.js';
 
-/** The name of what happened: stable, for alerts and searches. Never one line per packet. */
-export type LogEvent =
-  | 'starting'
-  | 'device-opened'
-  | 'tunnel-opened'
-  | 'endpoint-learned'
-  | 'endpoint-refused'
-  | 'endpoints-forgotten'
-  | 'network-applied'
-  | 'network-note'
-  | 'engine'
-  | 'state-file'
-  | 'state-file-refused'
-  | 'state-file-damaged'
-  | 'state-file-on-disk'
-  | 'ready'
-  | 'reload-applied'
-  | 'reload-refused'
-  | 'drained'
-  | 'drain-begun'
-  | 'drain-ended'
-  | 'health-changed'
-  | 'health-unknown'
-  | 'flushed'
-  | 'imported'
-  | 'device-failed'
-  | 'step-failed'
-  | 'stopping'
-  | 'stopped';
+/** What happened, by name: stable, for alerts and searches; docs/logs.md explains each. Never one line per packet. */
+export const LOG_EVENTS = [
+  'starting',
+  'device-opened',
+  'tunnel-opened',
+  'endpoint-learned',
+  'endpoint-refused',
+  'endpoints-forgotten',
+  'network-applied',
+  'network-note',
+  'engine',
+  'state-file',
+  'state-file-refused',
+  'state-file-damaged',
+  'state-file-on-disk',
+  'ready',
+  'reload-applied',
+  'reload-refused',
+  'drained',
+  'drain-begun',
+  'drain-ended',
+  'health-changed',
+  'health-unknown',
+  'flushed',
+  'imported',
+  'manager-unreachable',
+  'suppressed',
+  'device-failed',
+  'step-failed',
+  'stopping',
+  'stopped',
+] as const;
+
+export type LogEvent = (typeof LOG_EVENTS)[number];
+
+type Level = 'info' | 'warn' | 'error';
+
+/** Lines of one event in WINDOW_MS; more are counted, and told as `suppressed` when it is over. */
+export const LINES_PER_WINDOW = 100;
+export const WINDOW_MS = 10_000;
+
+/** Of one event, since `beganMs`. */
+interface Window {
+  beganMs: number;
+  lines: number;
+  suppressed: number;
+}
 
 /** One JSON object a line: level, time (ISO 8601), event, msg, and what belongs to the event. */
 export class EventLog {
+  readonly history = new LogHistory();
   readonly #logger: Logger;
+  readonly #nowMs: () => number;
+  readonly #windows = new Map<LogEvent, Window>();
+  #timer: NodeJS.Timeout | undefined;
 
-  constructor(stream: DestinationStream) {
+  /** @param nowMs of a clock that nobody sets, for the rate alone */
+  constructor(stream: DestinationStream, nowMs: () => number = () => performance.now()) {
+    this.#nowMs = nowMs;
+    const both: DestinationStream = {
+      write: (line) => {
+        this.history.add(line);
+        stream.write(line);
+      },
+    };
     this.#logger = pino(
       { base: null, timestamp: stdTimeFunctions.isoTime, formatters: { level: (label) => ({ level: label }) } },
-      stream,
+      both,
     );
   }
 
   info(event: LogEvent, message: string, fields: object = {}): void {
-    this.#logger.info({ event, ...fields }, message);
+    this.#write('info', event, message, fields);
   }
 
   warn(event: LogEvent, message: string, fields: object = {}): void {
-    this.#logger.warn({ event, ...fields }, message);
+    this.#write('warn', event, message, fields);
   }
 
   error(event: LogEvent, message: string, fields: object = {}): void {
-    this.#logger.error({ event, ...fields }, message);
+    this.#write('error', event, message, fields);
+  }
+
+  /** Says how many lines were left out in windows that are over. By itself it happens within 2 * WINDOW_MS. */
+  tellSuppressed(): void {
+    for (const [of, { beganMs, suppressed: count }] of this.#windows) {
+      if (this.#nowMs() - beganMs < WINDOW_MS) continue;
+      this.#windows.delete(of);
+      if (count === 0) continue;
+      const message = `${count} more of ${of} in ${WINDOW_MS / 1000} s were not written`;
+      this.#logger.warn({ event: 'suppressed' satisfies LogEvent, of, count }, message);
+    }
+  }
+
+  #write(level: Level, event: LogEvent, message: string, fields: object): void {
+    this.tellSuppressed();
+    if (this.#admits(event)) this.#logger[level]({ event, ...fields }, message);
+  }
+
+  #admits(event: LogEvent): boolean {
+    const window = this.#windows.get(event) ?? { beganMs: this.#nowMs(), lines: 0, suppressed: 0 };
+    this.#windows.set(event, window);
+    if (window.lines++ < LINES_PER_WINDOW) return true;
+    window.suppressed++;
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.tellSuppressed(), WINDOW_MS).unref();
+    return false;
   }
 }
 

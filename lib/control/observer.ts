@@ -1,5 +1,6 @@
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
+import { readHistogram } from '../base/histogram.js';
 import { REASON_KINDS, REASON_NAMES } from '../base/reasons.js';
 import type { BackendConfig } from '../config/config.js';
 import { readCollectionFigures } from '../conntrack/gc.js';
@@ -13,7 +14,7 @@ import * as STATS from '../datapath/stats.js';
 import type { Tun } from '../io/tun.js';
 import { formatIpv4 } from '../wire/address.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
-import { type Census, takeCensus } from './census.js';
+import { type Census, censusInSteps, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
 import { explain } from './explain/explain.js';
@@ -43,6 +44,7 @@ import type {
   FlushView,
   HealthView,
   ImportView,
+  LoopView,
   NodeView,
   Overview,
   ReloadView,
@@ -56,6 +58,11 @@ import type {
 
 /** Records the data path removes between two batches: well under 1 ms. */
 const FLUSH_RECORDS = 2048;
+
+/** Of histograms, as powers of two: a batch has up to 64 packets, and takes some time between 4 µs and 0.5 s. */
+const LAST_SIZE_BUCKET = 6;
+const FIRST_TIME_BUCKET = 2;
+const LAST_TIME_BUCKET = 19;
 
 export interface ObserverParts {
   readonly version: string;
@@ -101,9 +108,17 @@ export class Observer implements RunningWeir {
     return this.#conntrack(this.#census());
   }
 
-  overview(): Overview {
-    const census = this.#census();
-    return { status: this.#status(census.live), services: this.#services(census), conntrack: this.#conntrack(census) };
+  *overview(): Generator<void, Overview> {
+    const { readers, desired, clock } = this.#parts;
+    const census = yield* censusInSteps([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
+    const { addresses, firstPort, lastPort } = desired.config.snat;
+    return {
+      status: this.#status(census.live),
+      services: this.#services(census),
+      conntrack: this.#conntrack(census),
+      loop: this.#loop(),
+      snatPortsPerBackend: addresses.length * (lastPort - firstPort + 1),
+    };
   }
 
   packetsRead(): number {
@@ -119,6 +134,14 @@ export class Observer implements RunningWeir {
   watch(filter: FlowFilter): Watch {
     this.#requireFilter(filter);
     return this.#parts.events.watch(filter);
+  }
+
+  logged(count: number): readonly string[] {
+    return this.#parts.log.history.last(count);
+  }
+
+  followLog(count: number): Watch {
+    return this.#parts.log.history.follow(count);
   }
 
   async flush(filter: FlowFilter): Promise<FlushView> {
@@ -268,14 +291,15 @@ export class Observer implements RunningWeir {
 
   #config(): ConfigView {
     const { desired, reloader, clock } = this.#parts;
-    const { success, at, message } = reloader.last;
+    const { success, at, message, tookMs } = reloader.last;
     return {
       path: reloader.configPath,
       version: reloader.version,
       ...countParts(desired.config),
       appliedAt: reloader.appliedAt.toISOString(),
       ageSeconds: seconds(clock.nowMs() - reloader.appliedMs),
-      lastReload: { success, at: at.toISOString(), message },
+      lastReload: { success, at: at.toISOString(), message, seconds: seconds(tookMs) },
+      reloads: { applied: reloader.version - 1, refused: reloader.refusals },
     };
   }
 
@@ -294,6 +318,16 @@ export class Observer implements RunningWeir {
       drops: reasonsOf(stats, 'drop'),
       replies: reasonsOf(stats, 'reply'),
       passes: reasonsOf(stats, 'pass'),
+    };
+  }
+
+  #loop(): LoopView {
+    const { stats } = this.#parts.path;
+    return {
+      batchPackets: readHistogram(stats, STATS.STAT_BATCH_SIZES, 0, LAST_SIZE_BUCKET),
+      batchSeconds: readHistogram(stats, STATS.STAT_BATCH_TIMES, FIRST_TIME_BUCKET, LAST_TIME_BUCKET, 1e-6),
+      longestBatchSeconds: stats[STATS.STAT_SLOWEST_BATCH_MS]! / 1000,
+      idleWakeups: stats[STATS.STAT_IDLE_WAKEUPS]!,
     };
   }
 
@@ -367,9 +401,11 @@ export class Observer implements RunningWeir {
       health: health === undefined ? null : healthView(health),
       signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
       connections: counters[row + S.COUNTER_CONNECTIONS]!,
+      closed: counters[row + S.COUNTER_CLOSED]!,
       flows: census.backends[id] ?? 0,
       open: census.open[id] ?? 0,
       maxConnections: written?.maxConnections ?? null,
+      snatPorts: census.snatPorts[id] ?? 0,
       packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
       bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
     };
@@ -377,7 +413,7 @@ export class Observer implements RunningWeir {
 
   #conntrack({ live, states }: Census): ConntrackView {
     const { readers, tables, path } = this.#parts;
-    const { runs, intervalMs, lastPassMs, longestSliceMs, lastDeleted } = readCollectionFigures(tables.tcp);
+    const { runs, intervalMs, lastPassMs, longestSliceMs, totalMs, lastDeleted } = readCollectionFigures(tables.tcp);
     const drops = Object.entries(reasonsOf(path.stats, 'drop')).filter(([, count]) => count > 0);
     return {
       tables: { tcp: tableView(readers.tcp, live[0]!, states[0]!), any: tableView(readers.any, live[1]!, states[1]!) },
@@ -386,6 +422,7 @@ export class Observer implements RunningWeir {
         intervalSeconds: intervalMs / 1000,
         lastPassSeconds: lastPassMs / 1000,
         longestSliceSeconds: longestSliceMs / 1000,
+        totalSeconds: totalMs / 1000,
         lastDeleted,
       },
       drops: Object.fromEntries(drops),

@@ -40,6 +40,8 @@ export interface ReloaderParts {
   readonly log: EventLog;
   /** Another configuration is in use. */
   readonly onApplied?: () => void;
+  /** A file was read and is about to be judged and applied (false); that is over, one way or the other (true). */
+  readonly onLoading?: (isOver: boolean) => void;
 }
 
 /** What became of the last file that was read. */
@@ -47,6 +49,7 @@ export interface LastReload {
   readonly success: boolean;
   readonly at: Date;
   readonly message: string;
+  readonly tookMs: number;
 }
 
 /** A configuration that was refused, with its mistakes one by one. */
@@ -96,11 +99,12 @@ export class Reloader {
   #appliedAt = new Date();
   #appliedMs: number;
   #last: LastReload;
+  #refusals = 0;
 
   constructor(parts: ReloaderParts) {
     this.#parts = parts;
     this.#appliedMs = parts.clock.nowMs();
-    this.#last = { success: true, at: this.#appliedAt, message: 'start' };
+    this.#last = { success: true, at: this.#appliedAt, message: 'start', tookMs: 0 };
     this.#seen = fingerprintOf(parts.configText);
     // Connections of an earlier run may need what the file no longer has.
     this.#queue = this.#sweepLater();
@@ -127,6 +131,11 @@ export class Reloader {
 
   get last(): LastReload {
     return this.#last;
+  }
+
+  /** Files that were read and not taken. */
+  get refusals(): number {
+    return this.#refusals;
   }
 
   /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
@@ -225,13 +234,16 @@ export class Reloader {
 
   async #load({ fingerprint, text }: Reading): Promise<ReloadView> {
     this.#seen = fingerprint;
+    const beganMs = performance.now();
+    const { onLoading } = this.#parts;
+    onLoading?.(false);
     try {
       if (typeof text !== 'string') throw text;
       const view = await this.#apply(text);
       this.#version++;
       this.#appliedAt = new Date();
       this.#appliedMs = this.#parts.clock.nowMs();
-      this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view) };
+      this.#last = { success: true, at: this.#appliedAt, message: sayCounts(view), tookMs: view.tookMs };
       this.#parts.log.info('reload-applied', `applied ${view.path}: ${sayCounts(view)}`, {
         services: view.services,
         backends: view.backends,
@@ -240,8 +252,10 @@ export class Reloader {
       });
       return view;
     } catch (error) {
-      this.#refused(error as Error);
+      this.#refused(error as Error, performance.now() - beganMs);
       throw error;
+    } finally {
+      onLoading?.(true);
     }
   }
 
@@ -333,10 +347,11 @@ export class Reloader {
     }
   }
 
-  #refused(error: Error): void {
+  #refused(error: Error, tookMs: number): void {
     const problems = error instanceof RefusedConfig ? error.problems : undefined;
     const code = error instanceof WeirError ? error.code : 'NOT_SUPPORTED';
-    this.#last = { success: false, at: new Date(), message: error.message };
+    this.#refusals++;
+    this.#last = { success: false, at: new Date(), message: error.message, tookMs };
     this.#parts.log.error('reload-refused', `the former configuration stays: ${error.message}`, {
       code,
       ...(problems === undefined ? {} : { problems }),

@@ -24,6 +24,7 @@ import { leftEndpoints, NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
 import { stepBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
+import { ServiceManager } from './service-manager.js';
 import { openStateFile, type StateFile } from './state-file.js';
 import { countParts, sayCounts } from './summary.js';
 import { adoptSurvivors } from './survivors.js';
@@ -76,6 +77,7 @@ export async function runWeir(options: RuntimeOptions): Promise<number> {
 class Runtime {
   readonly #options: RuntimeOptions;
   readonly #log: EventLog;
+  readonly #manager: ServiceManager;
   readonly #undo: { readonly step: string; readonly run: () => unknown }[] = [];
   readonly #ended: Promise<{ code: number; why: string }>;
   #end!: (how: { code: number; why: string }) => void;
@@ -85,6 +87,7 @@ class Runtime {
   constructor(options: RuntimeOptions) {
     this.#options = options;
     this.#log = options.log;
+    this.#manager = new ServiceManager(process.env, options.log);
     this.#ended = new Promise((resolve) => {
       this.#end = resolve;
     });
@@ -102,6 +105,7 @@ class Runtime {
 
   async run(): Promise<number> {
     const beganMs = performance.now();
+    this.#undo.push({ step: 'service manager', run: () => this.#manager.close() });
     try {
       await this.#start(beganMs);
     } catch (error) {
@@ -109,6 +113,7 @@ class Runtime {
       throw error;
     }
     const { code, why } = await this.#ended;
+    this.#manager.stopping(why);
     this.#log.info('stopping', `stopping: ${why}`, { why });
     const stopBeganMs = performance.now();
     const deadline = setTimeout(() => process.exit(1), STOP_MS);
@@ -178,7 +183,10 @@ class Runtime {
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
     const check = (): void => checker.configure(desired.checked());
     const source = { configPath, configText, onApplied: check };
-    const reloader = new Reloader({ ...source, desired, path, network, readers, clock, log });
+    const manager = this.#manager;
+    const sayState = (): string => `${sayCounts(countParts(desired.config))}${refusalOf(reloader)}`;
+    const onLoading = (isOver: boolean): void => (isOver ? manager.ready(sayState()) : manager.reloading());
+    const reloader = new Reloader({ ...source, desired, path, network, readers, clock, log, onLoading });
     this.#undo.push({ step: 'reloads', run: () => reloader.close() });
     this.#reloader = reloader;
     if (config.role === 'node') {
@@ -212,6 +220,8 @@ class Runtime {
 
     const startMs = Math.round(performance.now() - beganMs);
     const counts = countParts(config);
+    manager.ready(sayState());
+    manager.watch(() => path.answers());
     log.info('ready', `ready after ${startMs} ms: ${sayCounts(counts)}`, { startMs, socket, listen, ...counts });
   }
 
@@ -253,6 +263,10 @@ class Runtime {
     }
     return isClean;
   }
+}
+
+function refusalOf({ last: { success } }: Reloader): string {
+  return success ? '' : '; the file was refused and is not in use';
 }
 
 async function refuseSecond(socket: string): Promise<void> {

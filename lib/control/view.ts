@@ -1,3 +1,4 @@
+import type { Histogram } from '../base/histogram.js';
 import type { Problem } from '../config/load.js';
 import type { ExplainView } from './explain/explain-view.js';
 import type { ExplainQuery } from './explain/request.js';
@@ -54,7 +55,14 @@ export interface ConfigView {
   readonly appliedAt: string;
   readonly ageSeconds: number;
   /** The last time a file was read, whether or not it was taken; the start counts. */
-  readonly lastReload: { readonly success: boolean; readonly at: string; readonly message: string };
+  readonly lastReload: {
+    readonly success: boolean;
+    readonly at: string;
+    readonly message: string;
+    readonly seconds: number;
+  };
+  /** Files taken and refused; the start counts among neither. */
+  readonly reloads: { readonly applied: number; readonly refused: number };
 }
 
 export interface FillView {
@@ -120,12 +128,16 @@ export interface BackendView {
   readonly signals: SignalsView;
   /** Begun since the start. */
   readonly connections: number;
+  /** No longer in the table: ended, timed out, replaced. Those that came by import, pick-up or a state file are among them. */
+  readonly closed: number;
   /** Live now. */
   readonly flows: number;
   /** Those of them that are not closing. */
   readonly open: number;
   /** In the file; null: any number. */
   readonly maxConnections: number | null;
+  /** Those of them that take a port of the snat pool. */
+  readonly snatPorts: number;
   readonly packets: { readonly original: number; readonly reply: number };
   readonly bytes: { readonly original: number; readonly reply: number };
 }
@@ -155,6 +167,7 @@ export interface ConntrackView {
     readonly intervalSeconds: number;
     readonly lastPassSeconds: number;
     readonly longestSliceSeconds: number;
+    readonly totalSeconds: number;
     readonly lastDeleted: number;
   };
   /** Drops that happened at least once, by reason. */
@@ -179,6 +192,20 @@ export interface Overview {
   readonly status: StatusView;
   readonly services: readonly ServiceView[];
   readonly conntrack: ConntrackView;
+  readonly loop: LoopView;
+  /** Ports of the snat pool towards one backend: addresses times ports. */
+  readonly snatPortsPerBackend: number;
+}
+
+/** The data path's run loop. */
+export interface LoopView {
+  /** Packets in a batch. */
+  readonly batchPackets: Histogram;
+  /** From a batch's arrival to the end of its last packet. */
+  readonly batchSeconds: Histogram;
+  readonly longestBatchSeconds: number;
+  /** Times it woke without a packet. */
+  readonly idleWakeups: number;
 }
 
 export interface ReloadView {
@@ -229,9 +256,20 @@ export interface LostView {
   readonly count: number;
 }
 
+/** A line of the log. */
+export interface LogLineView {
+  readonly level: 'info' | 'warn' | 'error';
+  readonly time: string;
+  /** By a stable name: docs/logs.md. */
+  readonly event: string;
+  readonly msg: string;
+  /** What belongs to the event. */
+  readonly [field: string]: unknown;
+}
+
 /** Somebody watches: events as they happen. */
 export interface Watch {
-  /** Lines of JSON, a FlowEventView or LostView each, as soon as there are any. The first call begins the watch. */
+  /** Lines of JSON, of one kind of view or LostView each, as soon as there are any. The first call begins the watch. */
   next(): Promise<string>;
   /** Ends it, whether or not something is waited for; that never comes then. */
   close(): void;
@@ -276,13 +314,18 @@ export interface RunningWeir {
   status(): StatusView;
   services(): ServiceView[];
   conntrack(): ConntrackView;
-  overview(): Overview;
+  /** In steps with room for other things between them, when there are many connections. */
+  overview(): Generator<void, Overview>;
   /** Packets that the data path has read so far. */
   packetsRead(): number;
   /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
   listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
   /** Events from now on. @throws WeirError USAGE on a bad filter */
   watch(filter: FlowFilter): Watch;
+  /** The last lines of the log: at most `count`. */
+  logged(count: number): readonly string[];
+  /** The same, and those to come. */
+  followLog(count: number): Watch;
   /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
   flush(filter: FlowFilter): Promise<FlushView>;
   /** All that `importFlows` needs elsewhere, in chunks of text as `listFlows`. @throws WeirError USAGE on a bad filter */

@@ -17,6 +17,7 @@ import { isOwnAddress } from './own-address.js';
 import { CurrentPacket } from './packet.js';
 import {
   BACKEND_WORDS,
+  COUNTER_CLOSED,
   COUNTER_REFUSED,
   COUNTER_ROWS,
   COUNTER_RX_BYTES,
@@ -94,6 +95,7 @@ export class Core {
     this.#identifications = new IdentificationTable(parts.memoryEntries);
     this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
     this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
+    for (const table of [this.tcp, this.any]) table.onClosed = (backend) => this.#count(backend, COUNTER_CLOSED);
   }
 
   /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */

@@ -13,6 +13,8 @@ import type { WorkerSetup } from './worker.js';
 /** How long a data path may take to leave before its thread is ended. */
 const STOP_MS = 1000;
 
+const NO_RECORDS = new Int32Array(0);
+
 export interface DataPathOptions {
   readonly role: 'gateway' | 'node';
   /** An open TUN device; stays the caller's to close, after `stop`. */
@@ -130,6 +132,11 @@ export class DataPath {
   /** Removes records that still hold the generation seen; resolves to how many did. */
   flush(table: 'tcp' | 'any', records: Int32Array, commits: Int32Array): Promise<number> {
     return this.#ask<number>(0, (id) => ({ type: 'flush', id, table, records, commits }));
+  }
+
+  /** Resolves when the data path has come round; never, when it does not any more. */
+  async answers(): Promise<void> {
+    await this.flush('tcp', NO_RECORDS, NO_RECORDS);
   }
 
   /**

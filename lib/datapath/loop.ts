@@ -1,8 +1,9 @@
 import type { Clock } from '../base/clock.js';
+import { observe } from '../base/histogram.js';
 import type { GarbageCollector } from '../conntrack/gc.js';
 import type { BatchDevice } from '../io/device.js';
 import type { Pipeline } from './pipeline.js';
-import { STAT_IDLE_WAKEUPS, STAT_SLOWEST_BATCH_MS } from './stats.js';
+import { STAT_BATCH_SIZES, STAT_BATCH_TIMES, STAT_IDLE_WAKEUPS, STAT_SLOWEST_BATCH_MS } from './stats.js';
 
 /** Records a pass of the garbage collector looks at between two batches: well under 1 ms. */
 const GC_SLICE_RECORDS = 2048;
@@ -42,6 +43,8 @@ export function runLoop({ device, pipeline, collector, clock, control, stats }: 
     if (count > 0) {
       pipeline.process(device.rx, nowMs);
       const tookMs = clock.nowMs() - nowMs;
+      observe(stats, STAT_BATCH_SIZES, count);
+      observe(stats, STAT_BATCH_TIMES, tookMs * 1000);
       if (tookMs > stats[STAT_SLOWEST_BATCH_MS]!) stats[STAT_SLOWEST_BATCH_MS] = tookMs;
     } else if (count < 0) return;
     else stats[STAT_IDLE_WAKEUPS]! += 1;

@@ -137,7 +137,7 @@ export const VIP_KNOWN = 1;
 export const VIP_ECHO = 2;
 
 // counters
-export const COUNTER_ROWS = 7;
+export const COUNTER_ROWS = 8;
 export const COUNTER_TX_PACKETS = 0;
 export const COUNTER_TX_BYTES = 1;
 export const COUNTER_RX_PACKETS = 2;
@@ -146,3 +146,5 @@ export const COUNTER_CONNECTIONS = 4;
 /** TCP connections whose SYN the backend answered with an RST, and those that ended before it gave any answer. */
 export const COUNTER_REFUSED = 5;
 export const COUNTER_UNANSWERED = 6;
+/** Connections that are no longer in the table. */
+export const COUNTER_CLOSED = 7;

@@ -1,3 +1,4 @@
+import { HISTOGRAM_ROWS } from '../base/histogram.js';
 import { REASON_COUNT } from '../base/reasons.js';
 
 /**
@@ -18,11 +19,14 @@ export const STAT_PICKED_UP = 7;
 export const STAT_CUT = 8;
 /** Wake-ups without a packet: control messages and time-outs. */
 export const STAT_IDLE_WAKEUPS = 9;
-/** Longest time from a batch's arrival to its transmission since the counter was last cleared by a reader, ms. */
+/** Longest time from a batch's arrival to the end of its last packet, ms. */
 export const STAT_SLOWEST_BATCH_MS = 10;
 /** One row per reason from here on, by its id. */
 export const STAT_REASONS = 11;
-export const STAT_COUNT = STAT_REASONS + REASON_COUNT;
+/** Histograms (base/histogram.ts): packets in a batch, and µs from its arrival to the end of its last packet. */
+export const STAT_BATCH_SIZES = STAT_REASONS + REASON_COUNT;
+export const STAT_BATCH_TIMES = STAT_BATCH_SIZES + HISTOGRAM_ROWS;
+export const STAT_COUNT = STAT_BATCH_TIMES + HISTOGRAM_ROWS;
 
 export function allocateStats(): Float64Array {
   return new Float64Array(new SharedArrayBuffer(STAT_COUNT * 8));

@@ -27,6 +27,7 @@ const cEventfd = libc.func('eventfd', 'int', ['uint', 'int']);
 const cSocket = libc.func('socket', 'int', ['int', 'int', 'int']);
 const cBind = libc.func('bind', 'int', ['int', 'void *', 'uint']);
 const cSetsockopt = libc.func('setsockopt', 'int', ['int', 'int', 'int', 'void *', 'uint']);
+const cSendto = libc.func('sendto', 'int64', ['int', 'void *', 'size_t', 'int', 'void *', 'uint']);
 const cRecvmsg = libc.func('recvmsg', 'int64', ['int', 'size_t', 'int']);
 const cClockGettime = libc.func('clock_gettime', 'int', ['int', 'size_t']);
 const cSetup = libc.func('syscall', 'long', ['long', 'uint', 'void *']);
@@ -48,11 +49,13 @@ export const MAP_PRIVATE_ANONYMOUS = 0x22;
 export const MAP_POPULATE = 0x8000;
 export const CLOCK_BOOTTIME = 7;
 export const POLLIN = 1;
+export const AF_UNIX = 1;
 export const AF_INET = 2;
 export const SOCK_DGRAM = 2;
 export const SOCK_RAW = 3;
 export const SOCK_CLOEXEC = 0x80000;
 export const MSG_DONTWAIT = 0x40;
+export const MSG_NOSIGNAL = 0x4000;
 
 const LOCK_EX = 2;
 const LOCK_NB = 4;
@@ -210,6 +213,11 @@ export function bind(fd: number, address: Uint8Array): number {
 
 export function setSocketOption(fd: number, level: number, option: number, value: number): number {
   return checked(cSetsockopt(fd, level, option, new Int32Array([value]), 4));
+}
+
+/** @param address a struct sockaddr of the socket's domain. @returns the bytes sent */
+export function sendTo(fd: number, bytes: Uint8Array, flags: number, address: Uint8Array): number {
+  return checked(cSendto(fd, bytes, bytes.length, flags, address, address.length));
 }
 
 /** @param message address of a struct msghdr. @returns the bytes of the datagram */

@@ -92,6 +92,9 @@ t.test('what is refused, and how', async (t) => {
     ['POST', '/v1/explain', 405, /does not take POST/],
     ['GET', '/v1/plan', 405, /does not take GET/],
     ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
+    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
+    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
+    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);
@@ -164,6 +167,22 @@ t.test('metrics', async (t) => {
     ['weir_bytes_total{service="web",backend="b2",direction="reply"}', 1200],
     ['weir_connections_total{service="web",backend="b1"}', 4],
     ['weir_connections_active{service="web",backend="b1"}', 3],
+    ['weir_connections_closed_total{service="web",backend="b1"}', 1],
+    ['weir_snat_ports_used{service="web",backend="b1"}', undefined],
+    ['weir_snat_ports_limit', 32768],
+    ['weir_config_reloads_total{result="refused"}', 1],
+    ['weir_config_last_reload_duration_seconds', 0.012],
+    ['weir_conntrack_gc_duration_seconds_total', 0.007],
+    ['weir_batch_packets_bucket{le="1"}', 2],
+    ['weir_batch_packets_bucket{le="2"}', 3],
+    ['weir_batch_packets_bucket{le="+Inf"}', 4],
+    ['weir_batch_packets_count', 4],
+    ['weir_batch_duration_seconds_sum', 9.5],
+    ['weir_batch_longest_seconds', 0.25],
+    [
+      'weir_device_info{device="weir0",engine="io_uring",vnet_header="true",csum="true",tso4="true",tso6="true",uso="false"}',
+      1,
+    ],
     ['weir_drops_total{reason="malformed"}', 2],
     ['weir_drops_total{reason="table-full"}', 0],
     ['weir_replies_total{reason="echo"}', 1],
@@ -203,6 +222,13 @@ t.test('metrics', async (t) => {
   ] as const) {
     t.equal(sick.get(name), value, name);
   }
+  weir.backends = [{ ...backend('b1'), snatPorts: 5 }];
+  t.equal((await scrape()).get('weir_snat_ports_used{service="web",backend="b1"}'), 5);
+  weir.backends = Array.from({ length: 2500 }, (_, i) => backend(`many-${i}`));
+  const [text, again] = await Promise.all([0, 0].map(async () => (await app.request('/metrics')).text()));
+  t.equal(text!.replace(/^weir_resident.*$/m, ''), again!.replace(/^weir_resident.*$/m, ''), 'two scrapes at once');
+  t.equal([...series(text!).keys()].filter((name) => name.startsWith('weir_packets_total')).length, 5000);
+  t.equal(text!.match(/^# TYPE weir_packets_total counter$/gm)!.length, 1, 'what is written in pieces has one head');
   weir.backends = [backend('b1'), backend('b1')];
   t.equal(
     (await scrape()).get('weir_connections_total{service="web",backend="b1"}'),
@@ -341,6 +367,15 @@ t.test('sockets', async (t) => {
     reader.destroy();
     while (!watch!.isClosed) await setImmediate();
     t.pass('and ends with its reader, though nothing happens');
+
+    const lines = await createApp(weir, 'all').request('/v1/events?count=1');
+    t.equal(lines.headers.get('content-type'), 'application/x-ndjson');
+    t.equal(await lines.text(), weir.events.at(-1));
+    const following = await createApp(weir, 'all').request('/v1/events?follow=true');
+    const first = following.body!.getReader();
+    t.equal(new TextDecoder().decode((await first.read()).value), weir.events[0]);
+    await first.cancel();
+    t.strictSame([weir.asked.at(-1), weir.watches.at(-1)!.isClosed], ['follow 1000', true]);
 
     t.equal((await createApp(weir, 'all').request('/v1/ct/watch', { method: 'HEAD' })).status, 200);
     t.equal(weir.watches.at(-1)!.asked, 0, 'a HEAD watches nothing');

@@ -21,6 +21,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import { NotifyReceiver } from '../support/notify-receiver.js';
 import { needsRoot } from '../support/skip.js';
 
 const program = fileURLToPath(new URL('../../bin/weir.js', import.meta.url));
@@ -400,6 +401,65 @@ t.test('a running weir', options, async (t) => {
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
     t.strictSame(traces(), []);
+  });
+
+  t.test('the service manager is told; events and metrics can be asked for', async (t) => {
+    const manager = await NotifyReceiver.bind(join(folder, 'notify'));
+    t.teardown(() => manager.close());
+    Object.assign(process.env, { NOTIFY_SOCKET: join(folder, 'notify'), WATCHDOG_USEC: '200000' });
+    write([B1, B2]);
+    const run = new Run();
+    delete process.env.NOTIFY_SOCKET;
+    delete process.env.WATCHDOG_USEC;
+    let { lines, at } = await manager.datagram((line) => line === 'READY=1');
+    t.strictSame(lines, ['READY=1', 'STATUS=1 service, 2 backends']);
+    await run.event('ready');
+    ({ at } = await manager.datagram((line) => line === 'WATCHDOG=1', at));
+    await manager.datagram((line) => line === 'WATCHDOG=1', at + 1);
+    t.pass('the data path answers');
+
+    for (const [backends, more, status] of [
+      [[B1], '', '1 service, 1 backend'],
+      [[B1], 'bogus: 1', '1 service, 1 backend; the file was refused and is not in use'],
+    ] as const) {
+      write([...backends], more);
+      run.kill('SIGHUP');
+      ({ lines, at } = await manager.datagram((line) => line === 'RELOADING=1', at + 1));
+      t.match(lines[1], /^MONOTONIC_USEC=\d+$/);
+      ({ lines, at } = await manager.datagram((line) => line === 'READY=1', at + 1));
+      t.equal(lines[1], `STATUS=${status}`);
+    }
+
+    const logged = weir('events', '-o', 'json', '--socket', socket).stdout.trimEnd().split('\n');
+    t.strictSame(
+      logged,
+      run.log.map((line) => JSON.stringify(line)),
+      'all that was logged',
+    );
+    t.match(weir('events', '-n', '1', '--socket', socket).stdout, /^[-\d]+ [:.\d]+ ERROR reload-refused: the former/);
+
+    for (let i = 0; i < 5; i++) sendDatagram();
+    const scrape = weir('metrics', '--socket', socket).stdout;
+    const value = (name: string): number =>
+      Number(
+        scrape
+          .split('\n')
+          .find((line) => line.startsWith(`${name} `))
+          ?.split(' ')[1],
+      );
+    const flows = ask<unknown[]>('ct', 'list').length;
+    t.equal(flows, 5);
+    t.equal(value('weir_conntrack_entries{table="any"}'), flows);
+    t.equal(value('weir_connections_active{service="dns",backend="b1"}'), flows);
+    t.equal(value('weir_connections_total{service="dns",backend="b1"}'), flows);
+    t.equal(value('weir_batch_packets_count'), value('weir_batches_total'));
+    t.equal(value('weir_batch_packets_sum'), value('weir_device_packets_total{direction="rx"}'));
+    t.notMatch(scrape, 'backend="b2"', 'what has left has no series');
+
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
+    await manager.datagram((line) => line === 'STOPPING=1', at + 1);
+    t.pass('and of the end');
   });
 
   t.test('the device goes away', async (t) => {

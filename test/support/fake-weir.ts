@@ -82,7 +82,8 @@ export class FakeWeir implements RunningWeir {
         backends: this.backends.length,
         appliedAt: at,
         ageSeconds: 59,
-        lastReload: { success: this.refusal === undefined, at, message: this.refusal?.message ?? '' },
+        lastReload: { success: this.refusal === undefined, at, message: this.refusal?.message ?? '', seconds: 0.012 },
+        reloads: { applied: 2, refused: 1 },
       },
       conntrack: { tcp: { entries: 7, limit: 100 }, any: { entries: 2, limit: 50 } },
       traffic: {
@@ -133,13 +134,35 @@ export class FakeWeir implements RunningWeir {
         tcp: { ...table, entries: 7, limit: 100, states: { ESTABLISHED: 7 } },
         any: { ...table, entries: 2, limit: 50, states: { UNREPLIED: 2 } },
       },
-      gc: { runs: 2, intervalSeconds: 300, lastPassSeconds: 0.004, longestSliceSeconds: 0.0005, lastDeleted: 6 },
+      gc: {
+        runs: 2,
+        intervalSeconds: 300,
+        lastPassSeconds: 0.004,
+        longestSliceSeconds: 0.0005,
+        totalSeconds: 0.007,
+        lastDeleted: 6,
+      },
       drops: { malformed: 2 },
     };
   }
 
-  overview(): Overview {
-    return { status: this.status(), services: this.services(), conntrack: this.conntrack() };
+  *overview(): Generator<void, Overview> {
+    yield;
+    const histogram = {
+      buckets: [
+        { bound: 1, count: 2 },
+        { bound: 2, count: 3 },
+      ],
+      count: 4,
+      sum: 9.5,
+    };
+    return {
+      status: this.status(),
+      services: this.services(),
+      conntrack: this.conntrack(),
+      loop: { batchPackets: histogram, batchSeconds: histogram, longestBatchSeconds: 0.25, idleWakeups: 6 },
+      snatPortsPerBackend: 32768,
+    };
   }
 
   packetsRead(): number {
@@ -155,6 +178,18 @@ export class FakeWeir implements RunningWeir {
   watch(filter: FlowFilter): FakeWatch {
     this.asked.push(`watch ${JSON.stringify(filter)}`);
     if (filter.state === 'NOPE') throw new WeirError('USAGE', 'no state is called "NOPE"', 'Correct the filter.');
+    const watch = new FakeWatch(this.events);
+    this.watches.push(watch);
+    return watch;
+  }
+
+  logged(count: number): readonly string[] {
+    this.asked.push(`log ${count}`);
+    return this.events.slice(-count);
+  }
+
+  followLog(count: number): FakeWatch {
+    this.asked.push(`follow ${count}`);
     const watch = new FakeWatch(this.events);
     this.watches.push(watch);
     return watch;
@@ -237,9 +272,11 @@ export function backend(name: string): BackendView {
     health: null,
     signals: { refused: 0, unanswered: 0 },
     connections: 4,
+    closed: 1,
     flows: 3,
     open: 2,
     maxConnections: null,
+    snatPorts: 0,
     packets: { original: 10, reply: 12 },
     bytes: { original: 1000, reply: 1200 },
   };

@@ -88,13 +88,13 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/ct/watch?count=1', 400, /no parameter "count"/],
     ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
     ['POST', '/v1/ct/watch', 405, /does not take POST/],
-    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
-    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
-    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
     ['GET', '/v1/explain?protocol=tcp', 400, /no parameter "protocol"/],
     ['POST', '/v1/explain', 405, /does not take POST/],
     ['GET', '/v1/plan', 405, /does not take GET/],
     ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
+    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
+    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
+    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);

@@ -34,6 +34,7 @@ const ROUTES: readonly Route[] = [
   { method: 'GET', path: '/v1/ct/watch', isPublic: false, answer: watchFlows },
   { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
   { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
+  { method: 'GET', path: '/v1/capture', isPublic: false, answer: capture },
   { method: 'GET', path: '/v1/events', isPublic: false, answer: listEvents },
   { method: 'POST', path: '/v1/ct/import', isPublic: false, takesBody: true, answer: importFlows },
   { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
@@ -91,13 +92,36 @@ function watchFlows(context: Context, weir: RunningWeir): Response {
   return streamLines(context, weir.watch(filter));
 }
 
+/** A pcapng file that grows, until it has what was asked for or its reader goes. */
+function capture(context: Context, weir: RunningWeir): Response {
+  const { count, seconds, snaplen, ...filter } = queryOf(context, CAPTURE_KEYS);
+  const capture = weir.capture({
+    ...filter,
+    ...numberOf('count', count, 1),
+    ...numberOf('seconds', seconds, 1),
+    ...(snaplen === undefined ? {} : { snapBytes: numberOf('snaplen', snaplen, MIN_SNAP_BYTES).snaplen! }),
+  });
+  const body = new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        const bytes = await capture.next();
+        if (bytes === null) controller.close();
+        else controller.enqueue(bytes);
+      },
+      cancel: () => capture.close(),
+    },
+    { highWaterMark: 0 },
+  );
+  return context.body(body, 200, { 'content-type': 'application/x-pcapng' });
+}
+
 /** Lines of the log: the last ones, and with `follow` those to come, until one side ends it. */
 function listEvents(context: Context, weir: RunningWeir): Response {
   const { count = String(HISTORY_LINES), follow = 'false' } = queryOf(context, ['count', 'follow']);
-  if (!/^\d{1,9}$/.test(count)) throw new WeirError('USAGE', `count "${count}" is no number`, 'Give one from 0 on.');
-  if (follow === 'true') return streamLines(context, weir.followLog(Number(count)));
+  const lines = numberOf('count', count, 0).count!;
+  if (follow === 'true') return streamLines(context, weir.followLog(lines));
   if (follow !== 'false') throw new WeirError('USAGE', `follow is "${follow}"`, 'It is true or false.');
-  return context.body(weir.logged(Number(count)).join(''), 200, { 'content-type': LINES_TYPE });
+  return context.body(weir.logged(lines).join(''), 200, { 'content-type': LINES_TYPE });
 }
 
 function streamLines(context: Context, watch: Watch): Response {
@@ -140,6 +164,11 @@ async function reload(context: Context, weir: RunningWeir): Promise<Response> {
 
 const FILTER_KEYS = ['service', 'backend', 'client', 'state'] as const satisfies readonly (keyof FlowFilter)[];
 
+const CAPTURE_KEYS = ['service', 'backend', 'client', 'count', 'seconds', 'snaplen'] as const;
+
+/** An IPv4 header, and the ports. */
+const MIN_SNAP_BYTES = 24;
+
 /** A slip in a parameter's name must not list, or flush, everything. */
 function queryOf<Key extends string>(context: Context, known: readonly Key[]): { [K in Key]?: string } {
   const query = context.req.query();
@@ -148,6 +177,13 @@ function queryOf<Key extends string>(context: Context, known: readonly Key[]): {
     throw new WeirError('USAGE', `there is no parameter "${key}"`, `There are ${known.join(', ') || 'none'}.`);
   }
   return query as { [K in Key]?: string };
+}
+
+/** A parameter that is a whole number, if it is there. */
+function numberOf<Key extends string>(key: Key, text: string | undefined, least: number): { [K in Key]?: number } {
+  if (text === undefined) return {};
+  if (/^\d{1,9}$/.test(text) && Number(text) >= least) return { [key]: Number(text) } as { [K in Key]: number };
+  throw new WeirError('USAGE', `${key} "${text}" is no number from ${least} on`, 'Correct it.');
 }
 
 function requireFormat(format: string, known: readonly string[]): void {

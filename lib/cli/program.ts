@@ -142,6 +142,22 @@ function addRunningCommands(program: Command): void {
     .option('-n, --count <n>', 'how many of the last lines (default: all there are, up to 1000)', parseCount)
     .addOption(table())
     .action(async (options) => (await import('./events.js')).events(options));
+  withSocket(
+    command(
+      program,
+      'capture',
+      'Record packets as weir receives and sends them, with what it decided, as a pcapng file.',
+      'capture --service web --client 10.1.0.2 -w web.pcapng',
+    ),
+  )
+    .requiredOption('-w, --write <file>', 'pcapng to write; - for standard output (`| wireshark -k -i -`)')
+    .option('--service <name>', 'only of this service')
+    .option('--backend <name>', 'only to this backend: name, service/name, address or address:port')
+    .option('--client <address>', 'only from and to this client: address, address:port or prefix')
+    .option('--count <n>', 'end after so many packets in', parseCount)
+    .option('--seconds <s>', 'end after so long', parseCount)
+    .option('--snaplen <bytes>', 'the most to keep of a packet (default: all of it)', parseCount)
+    .action(async (options) => (await import('./capture.js')).capture(options));
   for (const [name, description] of [
     [
       'drain',

@@ -1,5 +1,6 @@
 import type { DeviceFeatures } from '../io/device.js';
 import type { Snapshot } from './snapshot.js';
+import type { CaptureRequest } from './tap.js';
 
 /** What the main thread tells the data path. Posted on its port, followed by a wake-up. */
 export type ToDataPath =
@@ -21,6 +22,8 @@ export type ToDataPath =
       /** The whole of a buffer, RECORD_WORDS each. */
       readonly records: Int32Array;
     }
+  /** Capture packets; null: no more. */
+  | { readonly type: 'capture'; readonly request: CaptureRequest | null }
   /** Finish the batch, close the device, leave. */
   | { readonly type: 'stop' };
 

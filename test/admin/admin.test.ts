@@ -81,6 +81,9 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
     ['POST', '/v1/ct/watch', 405, /does not take POST/],
     ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
+    ['GET', '/v1/capture?count=0', 400, /count "0" is no number from 1 on/],
+    ['GET', '/v1/capture?snaplen=20', 400, /snaplen "20" is no number from 24 on/],
+    ['GET', '/v1/capture?state=SYN_SENT', 400, /no parameter "state"/],
     ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
     ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
   ] as const) {
@@ -354,6 +357,12 @@ t.test('sockets', async (t) => {
     const lines = await createApp(weir, 'all').request('/v1/events?count=1');
     t.equal(lines.headers.get('content-type'), 'application/x-ndjson');
     t.equal(await lines.text(), weir.events.at(-1));
+    const file = await createApp(weir, 'all').request('/v1/capture?service=web&count=5&seconds=2&snaplen=64');
+    t.equal(file.headers.get('content-type'), 'application/x-pcapng');
+    t.equal(await file.text(), weir.events.join(''));
+    t.equal(weir.asked.at(-1), 'capture {"service":"web","count":5,"seconds":2,"snapBytes":64}');
+    await (await createApp(weir, 'all').request('/v1/capture')).body!.cancel();
+    t.equal(weir.asked.at(-1), 'capture closed');
     const following = await createApp(weir, 'all').request('/v1/events?follow=true');
     const first = following.body!.getReader();
     t.equal(new TextDecoder().decode((await first.read()).value), weir.events[0]);

@@ -9,6 +9,7 @@ import {
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readFileSync,
   renameSync,
   rmSync,
   statSync,
@@ -455,6 +456,34 @@ t.test('a running weir', options, async (t) => {
     t.equal(value('weir_batch_packets_count'), value('weir_batches_total'));
     t.equal(value('weir_batch_packets_sum'), value('weir_device_packets_total{direction="rx"}'));
     t.notMatch(scrape, 'backend="b2"', 'what has left has no series');
+
+    const file = join(folder, 'dns.pcapng');
+    const command = ['netns', 'exec', namespace, process.execPath, program, 'capture', '--service', 'dns', '-w', file];
+    const capture = spawn('ip', [...command, '--socket', socket], { stdio: ['ignore', 'ignore', 'pipe'] });
+    const over = new Promise((resolve) => capture.on('close', resolve));
+    let said = '';
+    capture.stderr.on('data', (chunk) => (said += chunk));
+    await run.event('capture-begun');
+    const sizes = async (isEnough: (bytes: number) => boolean): Promise<number> => {
+      for (;;) {
+        const bytes = existsSync(file) ? statSync(file).size : 0;
+        if (isEnough(bytes)) return bytes;
+        await new Promise((resolve) => setTimeout(resolve, 20));
+      }
+    };
+    const head = await sizes((bytes) => bytes > 0);
+    sendDatagram();
+    await sizes((bytes) => bytes > head);
+    t.match(weir('capture', '-w', join(folder, 'second'), '--socket', socket), {
+      code: 1,
+      stderr: /capture is running already/,
+    });
+    capture.kill('SIGINT');
+    t.equal(await over, 0);
+    t.equal(said, 'weir: 1 packet in, 1 out; none lost.\n');
+    t.match(readFileSync(file, 'latin1'), /in: dns -> b1 10\.2\.0\.11:53, new, maglev.*out of packet 1/s);
+    t.equal(statSync(file).mode & 0o777, 0o600);
+    t.match(await run.event('capture-ended'), { in: 1, out: 1, lost: 0 });
 
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);

@@ -47,6 +47,13 @@ t.test('every error code is documented', async (t) => {
   for (const { name, text } of documented) t.ok(text.length > 40, `${name} is explained`);
 });
 
+t.test('the TCP state table is documented as it stands above the tracker', async (t) => {
+  const source = /^ \* {5}from {2}packet.*?^ \* {5}timer.*?$/ms.exec(read('lib/conntrack/tcp-tracker.ts'))![0];
+  const table = source.split('\n').map((line) => line.slice(7));
+  t.ok(table.length > 15);
+  t.match(read('docs/conntrack.md'), ['```text', ...table, '```'].join('\n'));
+});
+
 /** The rows of all tables, by the cells of each; without heads. */
 function rows(text: string): string[][] {
   const lines = text.split('\n').filter((line, i, all) => line.startsWith('|') && !/^\|-/.test(all[i + 1] ?? ''));

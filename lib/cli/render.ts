@@ -46,8 +46,25 @@ export function renderServices(services: readonly ServiceView[]): string {
     rows,
   );
   const health = services.flatMap(({ name, backends }) => healthRows(name, backends));
-  if (health.length === 0) return table;
-  return `${table}\n${renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)}`;
+  const limits = services.flatMap(limitRows);
+  return [
+    table,
+    ...(health.length === 0
+      ? []
+      : [renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)]),
+    ...(limits.length === 0 ? [] : [renderTable(['SERVICE', 'BACKEND', 'OPEN', 'LIMIT', 'NEW PER CLIENT'], limits)]),
+  ].join('\n');
+}
+
+/** Of the services and backends that have limits. */
+function limitRows({ name, open, maxConnections, newConnectionsPerSecond, backends }: ServiceView): Cell[][] {
+  const limited = backends.filter((backend) => backend.maxConnections !== null);
+  const ofService = maxConnections !== null || newConnectionsPerSecond !== null;
+  const rate = newConnectionsPerSecond === null ? '' : `${newConnectionsPerSecond}/s`;
+  return [
+    ...(ofService ? [[name, '(all)', open, maxConnections ?? '', rate]] : []),
+    ...limited.map((backend): Cell[] => [name, backend.name, backend.open, backend.maxConnections!, '']),
+  ];
 }
 
 function sayState({ removed, state, drainedBy, takesNew }: BackendView): string {

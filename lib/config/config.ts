@@ -111,6 +111,10 @@ export interface ServiceConfig {
   readonly affinityMs: number;
   /** As written, neither sorted nor merged; empty: every client may connect. */
   readonly sourceRanges: readonly AddressRange[];
+  /** Open connections at most, or `null`: any number. */
+  readonly maxConnections: number | null;
+  /** Of one client address, or `null`: any number. */
+  readonly newConnectionsPerSecond: number | null;
   readonly noBackend: 'reject' | 'drop';
   readonly onRemove: 'keep' | 'reset';
   readonly drainMs: number;
@@ -157,6 +161,8 @@ export interface BackendConfig {
   readonly port: number;
   /** 0 to 65535; 0: no new flows. */
   readonly weight: number;
+  /** Open connections at most, or `null`: any number. */
+  readonly maxConnections: number | null;
   /** Where the tunnel of a dsr service ends: the backend's host. The backend's own address when the file gives none. */
   readonly node: Address;
 }

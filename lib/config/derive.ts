@@ -61,6 +61,8 @@ function deriveService(service: WrittenService): ServiceConfig {
     mode: service.mode,
     affinityMs: service.affinity === undefined ? 0 : toMs(service.affinity.clientIp),
     sourceRanges: service.sourceRanges.map(toRange),
+    maxConnections: service.maxConnections ?? null,
+    newConnectionsPerSecond: service.newConnectionsPerSecond ?? null,
     noBackend: service.noBackend,
     onRemove: service.onRemove,
     drainMs: toMs(service.drainTimeout),
@@ -89,6 +91,7 @@ function deriveBackend(backend: WrittenService['backends'][number]): BackendConf
     address,
     port: backend.port,
     weight: backend.weight,
+    maxConnections: backend.maxConnections ?? null,
     node: backend.node === undefined ? address : toAddress(backend.node),
   };
 }

@@ -29,6 +29,7 @@ const MAX_DURATION_MS = 8760 * HOUR_MS;
 const A_DURATION = 'a duration: whole numbers with the units h, m, s, ms, in this order, such as 90s or 2h13m20s';
 /** 2 GiB of records. */
 const MAX_ENTRIES = 1 << 24;
+const MAX_PER_SECOND = 1_000_000;
 const MAX_BODY_TEXT = 1024;
 /** A Maglev entry is the number of a backend in 16 bits. */
 const MAX_BACKENDS = 65535;
@@ -143,6 +144,9 @@ const backend = z.strictObject({
   address: address().describe('Where the backend is.'),
   port: port().describe('Where the backend listens.'),
   weight: integer(0, 65535).default(1).describe('Its share of new flows, relative to the others; 0: no new flows.'),
+  maxConnections: integer(1, MAX_ENTRIES)
+    .optional()
+    .describe('New connections go to other backends while it has this many open; any number when absent.'),
   node: address()
     .optional()
     .describe(
@@ -182,10 +186,22 @@ const service = z.strictObject({
     .array(text('IPv4 range', cidrFault, () => 'must be a range such as 10.0.0.0/8'))
     .default([])
     .describe('Client addresses that may connect, as CIDR blocks; others are dropped. Empty: every client.'),
+  maxConnections: integer(1, MAX_ENTRIES)
+    .optional()
+    .describe(
+      'New connections are refused, see `noBackend`, while the service has this many open; any number when absent.',
+    ),
+  newConnectionsPerSecond: integer(1, MAX_PER_SECOND)
+    .optional()
+    .describe(
+      'What one client address may open a second, and at once after a pause; more are dropped. Any number when absent.',
+    ),
   noBackend: z
     .enum(['reject', 'drop'])
     .default('reject')
-    .describe('What a client gets while no backend takes new flows: an RST or ICMP unreachable, or silence.'),
+    .describe(
+      'What a client gets while no backend takes new flows, or `maxConnections` are open: an RST or ICMP unreachable, or silence.',
+    ),
   onRemove: z
     .enum(['keep', 'reset'])
     .default('keep')

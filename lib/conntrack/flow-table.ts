@@ -22,6 +22,7 @@ import {
   SECRET,
   type TableMemory,
 } from './memory.js';
+import { OpenCounts } from './open-counts.js';
 import {
   BACKEND,
   BACKEND_ID,
@@ -103,6 +104,12 @@ export class FlowTable {
   onUnanswered: (backend: number) => void = ignore;
   onClosed: (backend: number) => void = ignore;
 
+  /** Open connections by service and backend. */
+  readonly open = new OpenCounts();
+
+  /** Asks the garbage collector to look for what has expired (gc.ts). */
+  isPassWanted = false;
+
   /** The doubles of the header: counters and the garbage collector's figures (memory.ts). */
   readonly figures: Float64Array;
 
@@ -143,7 +150,7 @@ export class FlowTable {
     this.#shift = shift;
     this.#referenceBits = 32 - Math.clz32(capacity * 2 + 1);
     this.#referenceMask = (1 << this.#referenceBits) - 1;
-    this.#sweep = new ExpirySweep(this.#header, this.figures, this.doubles, capacity);
+    this.#sweep = new ExpirySweep(this.#header, this.figures, this.words, this.doubles);
   }
 
   /** Records in use, with those that have expired and were not reaped yet. */
@@ -154,6 +161,11 @@ export class FlowTable {
   /** Records from here on were never used. */
   get highWater(): number {
     return this.#header[HIGH_WATER]!;
+  }
+
+  /** Makes `open` right for records that are there already, whose ids it has room for. */
+  recount(): void {
+    this.open.recount(this.words, this.bytes, this.highWater);
   }
 
   /** How many records are on the list of a class (CLASS_HALF_OPEN or CLASS_CLOSING). */
@@ -287,6 +299,7 @@ export class FlowTable {
       return -1;
     }
     this.figures[INSERTED]! += 1;
+    this.open.add(service, backendId, 1);
     const header = this.#header;
     let generation = (header[GENERATION]! + 1) | 0;
     if (generation === 0) generation = 1;
@@ -296,8 +309,8 @@ export class FlowTable {
   }
 
   /**
-   * Takes up a record that is in memory already, with its COMMIT, but not in the index, in a list or counted: for making a table
-   * whole (restore.ts). False, and nothing done, when one of its keys is another's.
+   * Takes up a record that is in memory already, with its COMMIT, but not in the index, in a list or in `count`: for making a table
+   * whole (restore.ts). False, and nothing done, when one of its keys is another's. Its ids are an earlier run's: it is not in `open`.
    */
   recover(record: number, nowMs: number): boolean {
     const { words, bytes } = this;
@@ -339,6 +352,7 @@ export class FlowTable {
     }
     const list = bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK;
     if (list !== CLASS_ESTABLISHED) this.#lists.unlink(record, list);
+    if (list !== CLASS_CLOSING) this.open.add(words[word + SERVICE]!, words[word + BACKEND_ID]!, -1);
     this.#release(record);
     this.#header[COUNT]! -= 1;
   }
@@ -358,6 +372,9 @@ export class FlowTable {
     if (from !== CLASS_ESTABLISHED) this.#lists.unlink(record, from);
     this.bytes[at] = (marks & ~CLASS_MASK) | to;
     if (to !== CLASS_ESTABLISHED) this.#lists.append(record, to, nowMs);
+    if (from !== CLASS_CLOSING && to !== CLASS_CLOSING) return;
+    const word = record * RECORD_WORDS;
+    this.open.add(this.words[word + SERVICE]!, this.words[word + BACKEND_ID]!, to === CLASS_CLOSING ? -1 : 1);
   }
 
   /** Removes what has expired among `count` records from `first` on. Returns how many that were. */
@@ -371,6 +388,21 @@ export class FlowTable {
       removed++;
     }
     return removed;
+  }
+
+  /** False: none of the records has expired. */
+  mayHoldExpired(nowMs: number): boolean {
+    return this.#sweep.mayFind(nowMs);
+  }
+
+  /**
+   * Removes one record that has expired, if a short search finds one; the next goes on from there. In a table that has never used
+   * more than 4096 records it finds one if there is one.
+   */
+  reapNext(nowMs: number): boolean {
+    const record = this.#sweep.next(nowMs);
+    if (record >= 0) this.remove(record, CAUSE_EXPIRED, nowMs);
+    return record >= 0;
   }
 
   /** A record nobody uses, by eviction if need be; -1 when there is none. */

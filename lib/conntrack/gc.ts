@@ -23,6 +23,10 @@ import {
  *
  * The interval adapts to what the passes find (`nextInterval`). A table over 90 % asks for a pass at once; if it stays that
  * full because its records live, or fills up again, passes keep PRESSURE_PAUSE_MS between them.
+ *
+ * So does a limit that refused a connection while expired ones may have counted (`FlowTable.isPassWanted`), every WANTED_PAUSE_MS at
+ * most. Such passes are extra: what they find says nothing of how long an interval lets gather, and changes neither it nor the next
+ * one's time.
  */
 export class GarbageCollector {
   readonly #tables: readonly FlowTable[];
@@ -30,11 +34,13 @@ export class GarbageCollector {
   readonly #isFixed: boolean;
   readonly #stopwatch: () => number;
   #dueMs: number;
-  /** When pressure may next start a pass. */
+  /** When pressure, or a table's wish, may next start a pass. */
   #pressureDueMs = Number.NEGATIVE_INFINITY;
+  #wantedDueMs = Number.NEGATIVE_INFINITY;
 
   // Of the pass under way.
   #table = -1;
+  #isExtra = false;
   #cursor = 0;
   #deletedHere = 0;
   #deleted = 0;
@@ -69,6 +75,10 @@ export class GarbageCollector {
   /** When `slice` next has something to do, ms; in the past while a pass is under way. */
   get nextDueMs(): number {
     if (this.#table >= 0) return Number.NEGATIVE_INFINITY;
+    return this.#isWanted() ? Math.min(this.#regularDueMs, this.#wantedDueMs) : this.#regularDueMs;
+  }
+
+  get #regularDueMs(): number {
     return this.#isPressed() ? Math.min(this.#dueMs, this.#pressureDueMs) : this.#dueMs;
   }
 
@@ -81,7 +91,7 @@ export class GarbageCollector {
   slice(nowMs: number, maxRecords: number): boolean {
     if (this.#table < 0) {
       if (nowMs < this.nextDueMs) return false;
-      this.#begin();
+      this.#begin(nowMs);
     }
     const startedMs = this.#stopwatch();
     let budget = maxRecords;
@@ -103,7 +113,9 @@ export class GarbageCollector {
     return false;
   }
 
-  #begin(): void {
+  #begin(nowMs: number): void {
+    this.#isExtra = nowMs < this.#regularDueMs;
+    for (const table of this.#tables) table.isPassWanted = false;
     this.#table = 0;
     this.#cursor = 0;
     this.#deletedHere = 0;
@@ -128,13 +140,21 @@ export class GarbageCollector {
   #finish(nowMs: number): void {
     this.#table = -1;
     const figures = this.#figures;
-    if (!this.#isFixed) figures[GC_INTERVAL_MS] = nextInterval(figures[GC_INTERVAL_MS]!, this.#ratio);
-    this.#dueMs = nowMs + figures[GC_INTERVAL_MS]!;
-    this.#pressureDueMs = nowMs + PRESSURE_PAUSE_MS;
+    if (!this.#isExtra) {
+      if (!this.#isFixed) figures[GC_INTERVAL_MS] = nextInterval(figures[GC_INTERVAL_MS]!, this.#ratio);
+      this.#dueMs = nowMs + figures[GC_INTERVAL_MS]!;
+      this.#pressureDueMs = nowMs + PRESSURE_PAUSE_MS;
+    }
+    this.#wantedDueMs = nowMs + WANTED_PAUSE_MS;
     figures[GC_RUNS]! += 1;
     figures[GC_PASS_MS] = this.#tookMs;
     figures[GC_LAST_DELETED] = this.#deleted;
     figures[GC_LAST_AT_MS] = nowMs;
+  }
+
+  #isWanted(): boolean {
+    for (let i = 0; i < this.#tables.length; i++) if (this.#tables[i]!.isPassWanted) return true;
+    return false;
   }
 
   #isPressed(): boolean {
@@ -192,6 +212,7 @@ const MAX_INTERVAL_MS = 12 * 3_600_000;
 
 const PRESSURE = 0.9;
 const PRESSURE_PAUSE_MS = MIN_INTERVAL_MS;
+const WANTED_PAUSE_MS = 1000;
 
 /** How often a slice looks at its budget. */
 const CHUNK_RECORDS = 256;

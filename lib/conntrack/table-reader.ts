@@ -15,9 +15,12 @@ import {
 } from './memory.js';
 import {
   BACKEND_ID,
+  CLASS_CLOSING,
+  CLASS_MASK,
   CLIENT,
   COMMIT,
   EXPIRES,
+  MARKS,
   RECORD_BYTES,
   RECORD_DOUBLES,
   RECORD_WORDS,
@@ -49,6 +52,8 @@ export interface Tally {
   readonly states: Float64Array;
   /** By backend id; 0: all that are beyond the array. */
   readonly backends: Float64Array;
+  /** The same of those that are not closing. */
+  readonly open: Float64Array;
   /** The same of those that reach their backend from another address than the client's. */
   readonly snatPorts: Float64Array;
 }
@@ -133,7 +138,7 @@ export class TableReader {
    */
   tally(first: number, count: number, nowMs: number, into: Tally): void {
     const words = this.#words;
-    const { states, backends, snatPorts } = into;
+    const { states, backends, open, snatPorts } = into;
     const end = Math.min(first + count, this.highWater);
     for (let record = first; record < end; record++) {
       const word = record * RECORD_WORDS;
@@ -143,6 +148,7 @@ export class TableReader {
       into.live++;
       states[this.#bytes[record * RECORD_BYTES + STATE]!]! += 1;
       backends[backend]! += 1;
+      if ((this.#bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK) !== CLASS_CLOSING) open[backend]! += 1;
       if (words[word + RETURN] !== words[word + CLIENT]) snatPorts[backend]! += 1;
     }
   }

@@ -68,7 +68,7 @@ import { acknowledgesSyn, followSequence, isInOrder, isInWindow, scaled } from '
  *     b     FIN, in order          SYN_SENT    RxClosing   RxClosing   c CLOSING     CLOSED
  *     c, b  FIN, implausible       as an implausible ACK
  *     c, b  RST, plausible         CLOSED      CLOSED      CLOSED        CLOSED      CLOSED
- *     b     RST of a remembered SYN  -           -         CLOSED          -           -
+ *     b     RST to a SYN (a)         -           -         CLOSED          -           -
  *     c, b  RST, implausible         -           -           -             -           -
  *     c     SYN-ACK                  -           -           -             -           -
  *     b     SYN                      -           -           -             -           -

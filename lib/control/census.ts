@@ -9,7 +9,9 @@ export interface Census {
   readonly states: readonly Float64Array[];
   /** By backend id; under 0 those whose backend means nothing any more. */
   readonly backends: Float64Array;
-  /** The same of connections that reach their backend from an snat address: each has a port of it. */
+  /** Those of them that are not closing, as limits count. */
+  readonly open: Float64Array;
+  /** Those of them that reach their backend from an snat address: each has a port of it. */
   readonly snatPorts: Float64Array;
 }
 
@@ -32,15 +34,22 @@ export function* censusInSteps(
   backendRows: number,
 ): Generator<void, Census> {
   const backends = new Float64Array(Math.max(1, backendRows));
+  const open = new Float64Array(backends.length);
   const snatPorts = new Float64Array(backends.length);
   const tallies: Tally[] = [];
   for (const reader of readers) {
-    const tally = { live: 0, states: new Float64Array(STATE_NAMES.length), backends, snatPorts };
+    const tally = { live: 0, states: new Float64Array(STATE_NAMES.length), backends, open, snatPorts };
     for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
       reader.tally(first, SLICE_RECORDS, nowMs, tally);
       yield;
     }
     tallies.push(tally);
   }
-  return { live: tallies.map(({ live }) => live), states: tallies.map(({ states }) => states), backends, snatPorts };
+  return {
+    live: tallies.map(({ live }) => live),
+    states: tallies.map(({ states }) => states),
+    backends,
+    open,
+    snatPorts,
+  };
 }

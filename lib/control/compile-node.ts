@@ -1,5 +1,5 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
-import { mergeRanges } from '../balance/ranges.js';
+import { encodeRanges } from '../balance/ranges.js';
 import type { Config } from '../config/config.js';
 import type { NodeSettings } from '../datapath/node-settings.js';
 import { overheadBytes } from '../tunnel/encapsulation.js';
@@ -33,9 +33,8 @@ export function nodeSettings(
 ): NodeSettings {
   const inner = tunnel.inner === 'ethernet' ? INNER_ETHERNET : INNER_IPV4;
   const headerBytes = IPV4_HEADER_BYTES + TCP_HEADER_BYTES;
-  const peers = mergeRanges(tunnel.peers).flatMap(({ first, last }) => [first, last]);
   return {
-    peers: sharedFrom(Uint32Array, peers),
+    peers: tunnel.peers.length === 0 ? null : sharedFrom(Uint32Array, encodeRanges(tunnel.peers)),
     mssLimit: tunnel.clampMss ? device.mtu - overheadBytes(inner) - headerBytes : NO_LIMIT,
     ledIn: ledIn === null ? null : buildLookup(ledIn.map(toEntry)),
     ...indexMembers(members),

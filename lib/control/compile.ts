@@ -1,6 +1,5 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
 import { compareIdentity, fillMaglev } from '../balance/maglev.js';
-import { mergeRanges } from '../balance/ranges.js';
 import { keyFromString } from '../base/hash.js';
 import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import {
@@ -18,6 +17,7 @@ import * as S from '../datapath/snapshot.js';
 import type { TunnelSettings } from '../tunnel/encapsulation.js';
 import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
 import { nodeSettings } from './compile-node.js';
+import { type PlacedRanges, placeRanges } from './compile-ranges.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
 import { isAtNode, type ReturnEndpoint } from './network-plan.js';
 import { shared, sharedFrom } from './shared-arrays.js';
@@ -41,6 +41,7 @@ export interface Predecessor {
   readonly snapshot: Pick<Snapshot, 'version' | 'services' | 'backends' | 'cutAt' | 'counters' | 'maglev'>;
   /** Where each Maglev table begins, by all it was made from. Services with the same backends share one. */
   readonly tables: ReadonlyMap<string, number>;
+  readonly ranges?: PlacedRanges;
   /** How long the flows of a backend are kept after its removal, ms, by backend id. */
   readonly drainMs: ReadonlyMap<number, number>;
 }
@@ -87,7 +88,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
   keepRemoved(services, backends, cutAt, previous?.snapshot);
 
   const choiceRows: number[] = [];
-  const ranges: number[] = [];
+  const ranges = placeRanges(config.services, previous?.ranges);
   const tables = new Map<string, number>();
   const wanted: { choices: readonly Choice[]; protocol: number; at: number; copyFrom: number | undefined }[] = [];
   const size = config.maglev.tableSize;
@@ -96,25 +97,27 @@ export function compile(config: Config, identities: Identities, state: CompileSt
   for (const { service, identity, backends: members, choices } of parts) {
     const row = identity.id * S.SERVICE_WORDS;
     const isMaglev = service.algorithm === 'maglev';
-    const serviceRanges = mergeRanges(service.sourceRanges);
     services[row + S.SERVICE_VIP] = identity.vip;
     services[row + S.SERVICE_PORT] = identity.port;
     services[row + S.SERVICE_PROTOCOL] = identity.protocol;
     services[row + S.SERVICE_MODE] = MODES[service.mode];
     services[row + S.SERVICE_FLAGS] =
-      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) | (isMaglev ? S.SERVICE_MAGLEV : 0);
+      (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) |
+      (isMaglev ? S.SERVICE_MAGLEV : 0) |
+      (isLimited(service) ? S.SERVICE_LIMITED : 0);
     services[row + S.CHOICES_AT] = choiceRows.length / 2;
     services[row + S.CHOICES_COUNT] = choices.length;
-    services[row + S.RANGES_AT] = ranges.length / 2;
-    services[row + S.RANGES_COUNT] = serviceRanges.length;
+    services[row + S.RANGES_AT] = ranges.at.get(service.sourceRanges) ?? 0;
+    services[row + S.RANGES_COUNT] = service.sourceRanges.length;
     services[row + S.AFFINITY_SECONDS] = Math.ceil(service.affinityMs / 1000);
+    services[row + S.SERVICE_CONNECTIONS] = service.maxConnections ?? 0;
+    services[row + S.CLIENT_CONNECTIONS] = service.newConnectionsPerSecond ?? 0;
     let cumulative = 0;
     for (const choice of choices) {
       cumulative += choice.weight;
       choiceRows.push(choice.id, cumulative);
     }
     services[row + S.CHOICES_WEIGHT] = cumulative;
-    for (const { first, last } of serviceRanges) ranges.push(first, last);
     services[row + S.MAGLEV_AT] = 0;
     services[row + S.MAGLEV_SIZE] = 0;
     if (isMaglev && choices.length > 0) {
@@ -136,6 +139,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
       backends[at + S.BACKEND_PORT] = member.port;
       backends[at + S.BACKEND_SERVICE] = identity.id;
       backends[at + S.BACKEND_NODE] = backend.node.word;
+      backends[at + S.BACKEND_CONNECTIONS] = backend.maxConnections ?? 0;
       backends[at + S.BACKEND_FLAGS] = 0;
       cutAt[member.id] = Number.POSITIVE_INFINITY;
       drainMs.set(member.id, keptMs(service));
@@ -169,7 +173,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     tunnel: tunnelOf(config),
     nodeIndex: isNode ? buildLookup([]) : nodeIndex(services, backends),
     node: isNode ? nodeSettings(config, parts.flatMap(membersOf), state.ledIn ?? null) : null,
-    ranges: sharedFrom(Uint32Array, ranges),
+    ranges: ranges.blocks,
     snatAddresses: sharedFrom(
       Int32Array,
       config.snat.addresses.map(({ word }) => word),
@@ -183,7 +187,12 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     recoveryMs: config.conntrack.recoveryMs,
     counters: countersFor(identities.backendRows, counters),
   };
-  return { snapshot, tables, drainMs: mergeDrain(previous?.drainMs, drainMs) };
+  return { snapshot, tables, ranges, drainMs: mergeDrain(previous?.drainMs, drainMs) };
+}
+
+function isLimited({ maxConnections, newConnectionsPerSecond, backends }: ServiceConfig): boolean {
+  const limits = [maxConnections, newConnectionsPerSecond, ...backends.map((backend) => backend.maxConnections)];
+  return limits.some((limit) => limit !== null);
 }
 
 /** The backends that take new flows, by identity: the order Maglev and the lots depend on. */

@@ -2,6 +2,7 @@ import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { readHistogram } from '../base/histogram.js';
 import { REASON_KINDS, REASON_NAMES } from '../base/reasons.js';
+import type { BackendConfig } from '../config/config.js';
 import { readCollectionFigures } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
 import { COMMIT, STATE_NAMES } from '../conntrack/record.js';
@@ -306,8 +307,9 @@ export class Observer implements RunningWeir {
     const removed = desired.removedBackends();
     const views = desired.configured().map(({ service, id, backends }): ServiceView => {
       const configured = backends.map(({ backend, id }) =>
-        this.#backend(desired.identities.backendById(id)!, backend.weight, false, census),
+        this.#backend(desired.identities.backendById(id)!, backend, census),
       );
+      const members = [...configured, ...this.#removedOf(id, removed, census)];
       return {
         name: service.name,
         address: service.address.text,
@@ -316,7 +318,10 @@ export class Observer implements RunningWeir {
         algorithm: service.algorithm,
         mode: service.mode,
         removed: false,
-        backends: [...configured, ...this.#removedOf(id, removed, census)],
+        open: openOf(members),
+        maxConnections: service.maxConnections,
+        newConnectionsPerSecond: service.newConnectionsPerSecond,
+        backends: members,
       };
     });
     return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, census))];
@@ -325,6 +330,7 @@ export class Observer implements RunningWeir {
   #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], census: Census): ServiceView {
     const { services } = this.#parts.desired.snapshot;
     const row = identity.id * S.SERVICE_WORDS;
+    const members = this.#removedOf(identity.id, removed, census);
     return {
       name: identity.name,
       address: formatIpv4(identity.vip),
@@ -333,17 +339,23 @@ export class Observer implements RunningWeir {
       algorithm: services[row + S.SERVICE_FLAGS]! & S.SERVICE_MAGLEV ? 'maglev' : 'random',
       mode: ['dnat', 'snat', 'dsr'][services[row + S.SERVICE_MODE]!]!,
       removed: true,
-      backends: this.#removedOf(identity.id, removed, census),
+      open: openOf(members),
+      maxConnections: null,
+      newConnectionsPerSecond: null,
+      backends: members,
     };
   }
 
   #removedOf(service: number, removed: readonly BackendIdentity[], census: Census): BackendView[] {
-    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, 0, true, census));
+    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, null, census));
   }
 
-  #backend(identity: BackendIdentity, weight: number, removed: boolean, census: Census): BackendView {
+  /** @param written null: it has left the file */
+  #backend(identity: BackendIdentity, written: BackendConfig | null, census: Census): BackendView {
     const { desired, checker } = this.#parts;
     const { id, name, address, port } = identity;
+    const removed = written === null;
+    const weight = written?.weight ?? 0;
     const { counters, backends } = desired.snapshot;
     const row = id * S.COUNTER_ROWS;
     const health = checker.healthOf(identity);
@@ -362,6 +374,8 @@ export class Observer implements RunningWeir {
       connections: counters[row + S.COUNTER_CONNECTIONS]!,
       closed: counters[row + S.COUNTER_CLOSED]!,
       flows: census.backends[id] ?? 0,
+      open: census.open[id] ?? 0,
+      maxConnections: written?.maxConnections ?? null,
       snatPorts: census.snatPorts[id] ?? 0,
       packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
       bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
@@ -385,6 +399,10 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
+}
+
+function openOf(backends: readonly BackendView[]): number {
+  return backends.reduce((sum, { open }) => sum + open, 0);
 }
 
 function healthView({ isUp, forMs, reason, last }: BackendHealth): HealthView {

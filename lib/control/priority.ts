@@ -1,7 +1,10 @@
 import { getPriority, setPriority } from 'node:os';
 
-/** How far control steps back: with all processors busy, a tenth of what a thread of ordinary priority gets. */
-const CONTROL_NICENESS = 10;
+/**
+ * How far control steps back: with all processors busy, a third of what a thread of ordinary priority gets. At 10 it was a tenth, and
+ * reloads took seconds.
+ */
+const CONTROL_NICENESS = 5;
 
 /**
  * Lowers the priority of the calling thread, and of those it will start: to list a million connections, to scrape or to

@@ -11,7 +11,7 @@ export function shared<T>(Kind: SharedArray<T>, length: number): T {
 
 export function sharedFrom<T extends { set(values: ArrayLike<number>): void }>(
   Kind: SharedArray<T>,
-  values: readonly number[],
+  values: ArrayLike<number>,
 ): T {
   const array = shared(Kind, values.length);
   array.set(values);

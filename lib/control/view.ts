@@ -98,6 +98,11 @@ export interface ServiceView {
   readonly mode: string;
   /** No longer in the file; listed while its flows are kept. */
   readonly removed: boolean;
+  /** Live now and not closing: what `maxConnections` counts. */
+  readonly open: number;
+  /** Limits in the file; null: none. */
+  readonly maxConnections: number | null;
+  readonly newConnectionsPerSecond: number | null;
   readonly backends: readonly BackendView[];
 }
 
@@ -124,6 +129,10 @@ export interface BackendView {
   readonly closed: number;
   /** Live now. */
   readonly flows: number;
+  /** Those of them that are not closing. */
+  readonly open: number;
+  /** In the file; null: any number. */
+  readonly maxConnections: number | null;
   /** Those of them that take a port of the snat pool. */
   readonly snatPorts: number;
   readonly packets: { readonly original: number; readonly reply: number };

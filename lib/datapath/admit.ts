@@ -1,7 +1,6 @@
 import { AffinityTable } from '../balance/affinity.js';
 import { flowHash } from '../balance/flow-hash.js';
 import { pickWeighted } from '../balance/pick.js';
-import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import { CAUSE_REPLACED } from '../conntrack/events.js';
 import type { FlowTable } from '../conntrack/flow-table.js';
@@ -14,6 +13,7 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { isInSourceRanges, LimitStage } from './limits.js';
 import { choiceOfHash, ReplyPickUp } from './pick-up.js';
 import {
   AFFINITY_SECONDS,
@@ -31,9 +31,8 @@ import {
   MODE_DSR,
   MODE_SNAT,
   NO_BACKEND_DROP,
-  RANGES_AT,
-  RANGES_COUNT,
   SERVICE_FLAGS,
+  SERVICE_LIMITED,
   SERVICE_MAGLEV,
   SERVICE_MODE,
   SERVICE_WORDS,
@@ -51,7 +50,7 @@ export const SENT_STATELESS = -2;
  * 2. a packet from the middle of a TCP connection is picked up where the hash alone decides (dsr, and maglev without snat), else
  *    refused;
  * 3. a backend is chosen: by affinity, then by the algorithm; in dsr, whose flows must find their backend again, lots are drawn
- *    by the hash;
+ *    by the hash. Limits (limits.ts) may refuse a connection that begins, or lead it to another backend;
  * 4. its reply tuple must be free. Taken by a closing or expired flow: that one goes. Taken by a live one: another source
  *    port if there is an snat pool, else the next backend in order, else refused. The chosen backend being the client itself
  *    (hairpin) needs a source of weir's own in the same way. In dsr replies do not come here, so that only a hairpin is
@@ -65,6 +64,7 @@ export class Admission implements PortProbe {
   readonly #core: Core;
   readonly #dsr: DsrStage;
   readonly #pickUp: ReplyPickUp;
+  readonly #limits: LimitStage;
   readonly #affinity: AffinityTable;
   readonly #port: AllocatedPort = { address: 0, port: 0 };
   #pool: PortPool = { addresses: new Int32Array(0), firstPort: 0, lastPort: 0 };
@@ -75,6 +75,8 @@ export class Admission implements PortProbe {
   #backendPort = 0;
   #returnAddress = 0;
   #returnPort = 0;
+  /** Where the client was sent before, by affinity; 0: nowhere, or that is over. */
+  #remembered = 0;
 
   /** Until when flows without a record may have replies that need picking up, of TCP and of the rest: set by a full table. */
   #statelessTcpUntilMs = Number.NEGATIVE_INFINITY;
@@ -84,6 +86,7 @@ export class Admission implements PortProbe {
     this.#core = core;
     this.#dsr = dsr;
     this.#pickUp = new ReplyPickUp(core);
+    this.#limits = new LimitStage(core);
     this.#affinity = new AffinityTable(core.affinityEntries);
   }
 
@@ -104,8 +107,7 @@ export class Admission implements PortProbe {
     const isTcp = packet.protocol === PROTO_TCP;
     this.#core.noteChoice(service, 0);
 
-    const ranges = services[row + RANGES_COUNT]!;
-    if (ranges !== 0 && !contains(snapshot.ranges, services[row + RANGES_AT]!, ranges, packet.source)) {
+    if (!isInSourceRanges(snapshot, row, packet.source)) {
       this.#core.drop(REASON['not-in-source-range']);
       return -1;
     }
@@ -125,11 +127,20 @@ export class Admission implements PortProbe {
       return -1;
     }
 
-    const choice = this.#choose(service, row);
+    const wanted = this.#choose(service, row);
+    if (wanted < 0) {
+      this.#reject(row, REASON['rst-no-backend'], REASON['no-backend']);
+      return -1;
+    }
+    // The middle of a connection is none that begins.
+    const isLimited = !midStream && (services[row + SERVICE_FLAGS]! & SERVICE_LIMITED) !== 0;
+    if (isLimited && !this.#limits.allowsClient(service, row)) {
+      this.#core.drop(REASON['client-rate']);
+      return -1;
+    }
+    const choice = isLimited ? this.#limits.withRoom(service, row, wanted) : wanted;
     if (choice < 0) {
-      if ((services[row + SERVICE_FLAGS]! & NO_BACKEND_DROP) !== 0) this.#core.drop(REASON['no-backend']);
-      else if (isTcp) this.#core.rejectTcp(REASON['rst-no-backend'], REASON['no-backend']);
-      else this.#core.rejectUnreachable(PORT_UNREACHABLE, REASON['no-backend']);
+      this.#reject(row, REASON['rst-connection-limit'], REASON['connection-limit']);
       return -1;
     }
 
@@ -137,7 +148,9 @@ export class Admission implements PortProbe {
       this.#forwardLoneRst(service, row, choice, isDsr);
       return -1;
     }
-    const refusal = isDsr ? this.#settleOneWay(row, choice) : this.#settleTuple(row, choice, mode, midStream);
+    const refusal = isDsr
+      ? this.#settleOneWay(row, choice)
+      : this.#settleTuple(row, choice, mode, midStream, isLimited);
     if (refusal !== 0) {
       if (refusal === REASON['rst-mid-stream']) this.#core.rejectTcp(refusal, REASON['unknown-flow']);
       else this.#core.drop(refusal);
@@ -148,7 +161,8 @@ export class Admission implements PortProbe {
 
     const record = this.#insert(service, isDsr ? TYPE_SVC : TYPE_OUT);
     if (record < 0) {
-      if (isByHash && this.#returnAddress === packet.source && (isDsr || this.#isOfHash(row))) {
+      const isFoundAgain = isByHash && choice === wanted && (isDsr || this.#isOfHash(row));
+      if (isFoundAgain && this.#returnAddress === packet.source) {
         this.#core.stats[STAT_STATELESS]! += 1;
         const untilMs = this.#core.nowMs + snapshot.recoveryMs;
         if (isDsr) this.#forwardStateless(true, true);
@@ -161,7 +175,8 @@ export class Admission implements PortProbe {
       return -1;
     }
     if (midStream) this.#core.stats[STAT_PICKED_UP]! += 1;
-    this.#remember(service, row);
+    if (isLimited) this.#limits.opened(service, row);
+    this.#remember(service, row, choice === wanted ? 0 : this.#remembered);
     return record;
   }
 
@@ -203,6 +218,7 @@ export class Admission implements PortProbe {
     const count = services[row + CHOICES_COUNT]!;
     if (count === 0) return -1;
     const at = services[row + CHOICES_AT]!;
+    this.#remembered = 0;
     if (services[row + AFFINITY_SECONDS] !== 0) {
       const remembered = this.#affinity.get(service, packet.source, nowMs);
       // An id may have been given to another service's backend since.
@@ -211,6 +227,7 @@ export class Admission implements PortProbe {
         backends[remembered * BACKEND_WORDS + BACKEND_SERVICE] === service &&
         (backends[remembered * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) !== 0
       ) {
+        this.#remembered = remembered;
         for (let i = 0; i < count; i++) if (choices[(at + i) * 2] === remembered) return i;
       }
     }
@@ -245,13 +262,16 @@ export class Admission implements PortProbe {
   /**
    * Finds a backend and a source whose reply tuple is free, from `choice` on. The middle of a connection that would need a
    * source of weir's is refused: which one it had is lost. Returns 0 or the reason to refuse.
+   *
+   * @param isLimited only backends that have room are considered; that of `choice` has
    */
-  #settleTuple(row: number, choice: number, mode: number, midStream: boolean): number {
+  #settleTuple(row: number, choice: number, mode: number, midStream: boolean, isLimited: boolean): number {
     const { packet, snapshot } = this.#core;
     const count = snapshot.services[row + CHOICES_COUNT]!;
     const hasPool = snapshot.snatAddresses.length !== 0;
     for (let tried = 0; tried < count; tried++) {
       this.#consider(row, (choice + tried) % count);
+      if (isLimited && tried !== 0 && !this.#limits.hasRoom(this.#backendId)) continue;
       const hairpin = this.#backendAddress === packet.source;
       if (hairpin && mode !== MODE_SNAT && !hasPool) {
         if (tried === 0) return REASON['hairpin-refused'];
@@ -323,11 +343,21 @@ export class Admission implements PortProbe {
     return record;
   }
 
-  #remember(service: number, row: number): void {
+  /** @param home the backend the client belongs to, if that had no room; 0: the one it got */
+  #remember(service: number, row: number, home: number): void {
     const { packet, snapshot, nowMs } = this.#core;
     const seconds = snapshot.services[row + AFFINITY_SECONDS]!;
-    if (seconds !== 0) this.#affinity.set(service, packet.source, this.#backendId, nowMs + seconds * 1000);
+    const backend = home === 0 ? this.#backendId : home;
+    if (seconds !== 0) this.#affinity.set(service, packet.source, backend, nowMs + seconds * 1000);
     snapshot.counters[this.#backendId * COUNTER_ROWS + COUNTER_CONNECTIONS]! += 1;
+  }
+
+  /** No backend takes the flow: its client is told, unless the service is silent about that. */
+  #reject(row: number, rst: number, reason: number): void {
+    const { packet, snapshot } = this.#core;
+    if ((snapshot.services[row + SERVICE_FLAGS]! & NO_BACKEND_DROP) !== 0) this.#core.drop(reason);
+    else if (packet.protocol === PROTO_TCP) this.#core.rejectTcp(rst, reason);
+    else this.#core.rejectUnreachable(PORT_UNREACHABLE, reason);
   }
 
   /** A lone RST is told to the backend that would have the flow, and leaves nothing behind. */

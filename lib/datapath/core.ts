@@ -15,6 +15,7 @@ import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import { CurrentPacket } from './packet.js';
 import {
+  BACKEND_WORDS,
   COUNTER_CLOSED,
   COUNTER_REFUSED,
   COUNTER_ROWS,
@@ -23,6 +24,7 @@ import {
   COUNTER_TX_BYTES,
   COUNTER_TX_PACKETS,
   COUNTER_UNANSWERED,
+  SERVICE_WORDS,
   type Snapshot,
 } from './snapshot.js';
 import { STAT_FORWARDED, STAT_REASONS, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
@@ -94,6 +96,11 @@ export class Core {
     const before = this.snapshot as Snapshot | undefined;
     if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
     this.snapshot = snapshot;
+    const { services, backends } = snapshot;
+    for (const table of [this.tcp, this.any]) {
+      table.open.fit(services.length / SERVICE_WORDS, backends.length / BACKEND_WORDS);
+      if (before === undefined) table.recount();
+    }
   }
 
   tableOf(protocol: number): FlowTable {

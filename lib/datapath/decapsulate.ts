@@ -133,7 +133,7 @@ export class TunnelStage {
     const { bytes, view, snapshot } = this.#core;
     const content = this.#content;
     const { peers } = snapshot.node!;
-    if (peers.length > 0 && !contains(peers, 0, peers.length / 2, peer)) return REASON['not-in-source-range'];
+    if (peers !== null && !contains(peers, 0, peer)) return REASON['not-in-source-range'];
     const malformed = checkGeneve(bytes, view, offset, length, content);
     if (malformed !== 0) return malformed;
     const { inner } = content;

@@ -166,6 +166,8 @@ function afterAnswer(reason: number, service: number): number {
       return REASON['unknown-flow'];
     case REASON['rst-no-backend']:
       return REASON['no-backend'];
+    case REASON['rst-connection-limit']:
+      return REASON['connection-limit'];
     case REASON['rst-unknown-port']:
       return REASON['unknown-port'];
     case REASON['frag-needed']:

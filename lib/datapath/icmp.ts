@@ -1,5 +1,4 @@
 import { lookup } from '../balance/lookup.js';
-import { contains } from '../balance/ranges.js';
 import { REASON } from '../base/reasons.js';
 import {
   BACKEND,
@@ -20,6 +19,7 @@ import * as icmp from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { isInSourceRanges } from './limits.js';
 import { swapPorts } from './packet.js';
 import { choiceOfHash } from './pick-up.js';
 import {
@@ -29,8 +29,6 @@ import {
   CHOICES_AT,
   CHOICES_COUNT,
   MODE_DSR,
-  RANGES_AT,
-  RANGES_COUNT,
   SERVICE_MODE,
   SERVICE_WORDS,
   VIP_ECHO,
@@ -162,12 +160,11 @@ export class IcmpStage {
     const service = lookup(snapshot.serviceIndex, vip, vipPort, protocol);
     const row = service * SERVICE_WORDS;
     if (service === 0 || services[row + SERVICE_MODE] !== MODE_DSR || services[row + CHOICES_COUNT] === 0) return false;
-    const ranges = services[row + RANGES_COUNT]!;
-    if (ranges !== 0 && !contains(snapshot.ranges, services[row + RANGES_AT]!, ranges, client)) return false;
+    if (!isInSourceRanges(snapshot, row, client)) return false;
     const choice = choiceOfHash(snapshot, row, client, quote.ports & 0xffff, vipPort, protocol);
     const id = choices[(services[row + CHOICES_AT]! + choice) * 2]!;
     const backend = backends[id * BACKEND_WORDS + BACKEND_ADDRESS]!;
-    if (backend === client) return false;
+    if (backend === client || core.isOwn(client)) return false;
     core.noteChoice(service, id);
     const node = this.#dsr.nodeOf(id);
     if (!this.#dsr.accepts(node)) return true;

@@ -1,7 +1,7 @@
 /** What a snapshot says to a node alone. */
 export interface NodeSettings {
-  /** From whom tunnelled packets are taken, as [first, last] pairs of unsigned words, merged and sorted; empty: from everyone. */
-  readonly peers: Uint32Array;
+  /** From whom tunnelled packets are taken, as a block of balance/ranges.ts; null: from everyone. */
+  readonly peers: Uint32Array | null;
 
   /** The largest MSS that a SYN-ACK may tell a client. */
   readonly mssLimit: number;

@@ -27,6 +27,7 @@ import * as ipv4 from '../wire/ipv4.js';
 import * as tcp from '../wire/tcp.js';
 import { UDP_HEADER_BYTES } from '../wire/udp.js';
 import { isPartial, VNET_HEADER_BYTES } from '../wire/vnet.js';
+import { AnswerSizes } from './answer-size.js';
 import { Core, type PipelineParts } from './core.js';
 import { TunnelStage } from './decapsulate.js';
 import { DirectConnections } from './direct.js';
@@ -95,7 +96,8 @@ import { clearResult, type Results } from './verdict.js';
  *
  * Invariants: nothing of a tunnel is written but an inner packet that was judged like any packet of the device; nothing is ever sent
  * through the socket; nothing is answered, since the backend's kernel does that. Fragments follow their first one in both
- * directions. ICMP errors of the backend's side are translated as on the gateway, and those that come through the tunnel were, there.
+ * directions. ICMP errors of the backend's side are translated as on the gateway, and those that come through the tunnel were, there;
+ * what these say about the path to a client is heeded here as well: answer-size.ts.
  *
  * Rejected: a tunnel device of the kernel (its options are beyond reach without a program in the kernel), a raw socket for
  * answers (it would cut super-packets), the VIP on a local interface (the kernel would answer for it), and prefetching as the
@@ -109,6 +111,7 @@ export class Node implements Pipeline {
   readonly #icmp: IcmpStage;
   readonly #picked: ReplyPickUp;
   readonly #direct = new DirectConnections();
+  readonly #sizes: AnswerSizes;
   readonly #quote = makeQuote();
 
   /** @param ask of endpoints that traffic teaches; undefined: the network needs nothing for them */
@@ -121,6 +124,7 @@ export class Node implements Pipeline {
     this.#fragments = new FragmentStage(this.#core, dsr);
     this.#icmp = new IcmpStage(this.#core, dsr, false);
     this.#picked = new ReplyPickUp(this.#core);
+    this.#sizes = new AnswerSizes(this.#core);
   }
 
   get results(): Results {
@@ -391,6 +395,7 @@ export class Node implements Pipeline {
       const reference = table.find(quote.source, quote.destination, quote.ports, quote.protocol, hash);
       if (reference >= 0 && !table.isExpired(reference >> 1, nowMs)) {
         core.noteFlow(table, reference >> 1, false);
+        if ((reference & 1) !== 0) this.#sizes.heed(packet.l4, quote, table, reference >> 1);
         core.forward();
         return;
       }
@@ -423,6 +428,7 @@ export class Node implements Pipeline {
     if (protocol === ipv4.PROTO_TCP && (tcp.flags(bytes, l4) & tcp.SYN) !== 0) {
       clampMss(view, bytes, l4, snapshot.node!.mssLimit, partial);
     }
+    this.#sizes.fit(packet.destination);
     core.forward();
   }
 

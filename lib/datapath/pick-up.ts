@@ -20,7 +20,7 @@ import {
 import { STAT_PICKED_UP } from './stats.js';
 
 /** The hash that chooses a backend of the service in `row` of `services`, for a client. */
-function selectionHash(
+export function selectionHash(
   { services, hashKey0, hashKey1 }: Snapshot,
   row: number,
   client: number,

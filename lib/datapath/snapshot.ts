@@ -56,7 +56,7 @@ export interface Snapshot {
   /** (node, 0, 0) -> 1, for every node that flows may be sent to. */
   readonly nodeIndex: Int32Array;
 
-  /** Allowed client ranges as [first, last] pairs of unsigned words, merged and sorted within each service. */
+  /** The client addresses that services allow, as blocks of balance/ranges.ts. */
   readonly ranges: Uint32Array;
 
   /** The snat pool. */
@@ -95,11 +95,16 @@ export const CHOICES_WEIGHT = 7;
 export const MAGLEV_AT = 8;
 /** 0: algorithm random. */
 export const MAGLEV_SIZE = 9;
+/** In words. */
 export const RANGES_AT = 10;
-/** In pairs; 0: every client may connect. */
+/** As many as are written; 0: every client may connect. */
 export const RANGES_COUNT = 11;
 /** Client affinity in seconds; 0: none. */
 export const AFFINITY_SECONDS = 12;
+/** Open connections at most; 0: any number. */
+export const SERVICE_CONNECTIONS = 13;
+/** New connections of one client address per second at most; 0: any number. */
+export const CLIENT_CONNECTIONS = 14;
 
 export const MODE_DNAT = 0;
 export const MODE_SNAT = 1;
@@ -110,6 +115,8 @@ export const NO_BACKEND_DROP = 1;
 export const SERVICE_MAGLEV = 2;
 /** The service is no longer configured; its flows are kept until their backends' cutAt. */
 export const SERVICE_REMOVED = 4;
+/** It has a limit of some kind, or one of its backends has. */
+export const SERVICE_LIMITED = 8;
 
 // backends
 export const BACKEND_WORDS = 8;
@@ -119,6 +126,8 @@ export const BACKEND_SERVICE = 2;
 /** Where the tunnel to it ends: mode dsr. */
 export const BACKEND_NODE = 3;
 export const BACKEND_FLAGS = 4;
+/** Open connections at most; 0: any number. */
+export const BACKEND_CONNECTIONS = 5;
 
 /** BACKEND_FLAGS: its weight is above 0, it is up and configured. */
 export const TAKES_NEW = 1;

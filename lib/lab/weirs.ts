@@ -9,12 +9,22 @@ export interface Weirs {
   readonly nodes: readonly WeirProcess[];
 }
 
-/** Starts weir wherever a mode takes it, all at a time; resolves when all are ready. */
-export async function startWeirs(lab: Lab, mode: Mode): Promise<Weirs> {
-  if (mode !== 'dsr') return { gateways: [await lab.startWeir(demoConfig(mode))], nodes: [] };
+/**
+ * Starts weir wherever a mode takes it, all at a time; resolves when all are ready.
+ *
+ * @param more of the configuration of a role: sections it does not have
+ */
+export async function startWeirs(
+  lab: Lab,
+  mode: Mode,
+  more: (role: string) => string | undefined = () => undefined,
+): Promise<Weirs> {
+  const configure = (role: string, config: string): string =>
+    [more(role), config].filter((part) => part !== undefined).join('\n');
+  if (mode !== 'dsr') return { gateways: [await lab.startWeir(configure('gw', demoConfig(mode)))], nodes: [] };
   const { plan, gateways, backends } = lab;
   const start = (role: string, config: string): Promise<WeirProcess> =>
-    lab.startWeir(config, { role, name: `weir-${role}` });
+    lab.startWeir(configure(role, config), { role, name: `weir-${role}` });
   const all = await Promise.all([
     ...gateways.map((role) => start(role, gatewayConfig(plan, role))),
     ...backends.map((role) => start(role, nodeConfig(plan, role))),

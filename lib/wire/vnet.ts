@@ -33,6 +33,11 @@ export function gsoSize(bytes: Uint8Array, at: number): number {
   return bytes[at - 6]! | (bytes[at - 5]! << 8);
 }
 
+/** The segments of the super-packet at `at` are to be of so many bytes. */
+export function setGsoSize(view: DataView, at: number, segmentBytes: number): void {
+  view.setUint16(at - 6, segmentBytes, true);
+}
+
 /** No offload: what weir writes into the header of a packet it made itself. */
 export function clear(bytes: Uint8Array, at: number): void {
   bytes.fill(0, at - VNET_HEADER_BYTES, at);

@@ -254,8 +254,13 @@ t.test('commands that talk to a running weir', async (t) => {
     /node +tunnels end at 10\.2\.0\.11:6081\n +answers for 10\.2\.0\.11:8080\/tcp\n +answers for 10\.2\.0\.11:53\/udp, learned\n/,
   );
   t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.services());
+  t.notMatch((await ask('services')).stdout, 'LIMIT');
+  running.backends = [{ ...backend('b1'), maxConnections: 50 }, backend('b2')];
+  running.limits = { maxConnections: 100, newConnectionsPerSecond: 20 };
+  t.match((await ask('services')).stdout, /\n\nSERVICE .*\nweb +\(all\) +5 +100 +20\/s\nweb +b1 +2 +50\n$/);
   running.backends = [];
-  t.match((await ask('services')).stdout, /web .*\(none\)/);
+  running.limits = { maxConnections: null, newConnectionsPerSecond: 3 };
+  t.match((await ask('services')).stdout, /web .*\(none\).*\n\nSERVICE .*\nweb +\(all\) +5 +3\/s\n$/);
 
   t.strictSame(JSON.parse((await ask('ct', 'stats', '-o', 'json')).stdout), running.conntrack());
   t.match((await ask('ct', 'stats')).stdout, /tcp +7 +100 +20 +1 +6 +6 +ESTABLISHED 7\n/);

@@ -137,10 +137,12 @@ services:
     mode: dsr
     affinity: { clientIp: 90m }
     sourceRanges: [128.0.0.0/1]
+    maxConnections: 1000
+    newConnectionsPerSecond: 20
     health: { type: http, path: /h }
     backends:
       - { address: 10.2.0.1, port: 80 }
-      - { name: b2, address: 10.2.0.2, port: 80, weight: 0, node: 10.9.0.1 }
+      - { name: b2, address: 10.2.0.2, port: 80, weight: 0, maxConnections: 50, node: 10.9.0.1 }
 `);
   t.match(config, {
     role: 'gateway',
@@ -175,6 +177,8 @@ services:
     mode: 'dsr',
     affinityMs: 5_400_000,
     sourceRanges: [{ text: '128.0.0.0/1', first: 0x80000000, last: 0xffffffff }],
+    maxConnections: 1000,
+    newConnectionsPerSecond: 20,
     noBackend: 'reject',
     onRemove: 'keep',
     drainMs: 300_000,
@@ -193,8 +197,22 @@ services:
     },
     allDown: 'use-all',
     backends: [
-      { name: '10.2.0.1:80', address: toAddress('10.2.0.1'), port: 80, weight: 1, node: toAddress('10.2.0.1') },
-      { name: 'b2', address: toAddress('10.2.0.2'), port: 80, weight: 0, node: toAddress('10.9.0.1') },
+      {
+        name: '10.2.0.1:80',
+        address: toAddress('10.2.0.1'),
+        port: 80,
+        weight: 1,
+        maxConnections: null,
+        node: toAddress('10.2.0.1'),
+      },
+      {
+        name: 'b2',
+        address: toAddress('10.2.0.2'),
+        port: 80,
+        weight: 0,
+        maxConnections: 50,
+        node: toAddress('10.9.0.1'),
+      },
     ],
   });
   const isFrozen = (value: unknown): boolean =>

@@ -93,8 +93,8 @@ const ROWS: readonly Row[] = [
   },
   {
     name: 'keys of a later version',
-    text: service('    maxConnections: 9\n    backends: []\n'),
-    problems: ['5:5 services[0].maxConnections: is not a known key'],
+    text: service('    retries: 9\n    backends: []\n'),
+    problems: ['5:5 services[0].retries: is not a known key'],
   },
 
   // Values.
@@ -262,6 +262,18 @@ const ROWS: readonly Row[] = [
       '5:50 services[0].sourceRanges[3]: must have a prefix length from 0 to 32',
       '5:63 services[0].sourceRanges[4]: must have a prefix length from 0 to 32',
       '5:76 services[0].sourceRanges[5]: must be a range such as',
+    ],
+  },
+  {
+    name: 'limits',
+    text: service(
+      '    maxConnections: 0\n    newConnectionsPerSecond: 1.5\n    backends: [{ address: 10.2.0.1, port: 1, maxConnections: -1, newConnectionsPerSecond: 1 }]\n',
+    ),
+    problems: [
+      '5:21 services[0].maxConnections: must be a whole number from 1 to 16777216 (got 0)',
+      '6:30 services[0].newConnectionsPerSecond: must be a whole number from 1 to 1000000 (got 1.5)',
+      '7:62 services[0].backends[0].maxConnections: must be a whole number from 1 to 16777216 (got -1)',
+      '7:66 services[0].backends[0].newConnectionsPerSecond: is not a known key here; it belongs under `services[]`',
     ],
   },
   {

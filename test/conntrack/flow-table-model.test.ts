@@ -4,6 +4,7 @@ import { CAUSE_FLUSHED } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../lib/conntrack/gc.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
+import { OpenCounts } from '../../lib/conntrack/open-counts.js';
 import {
   CLASS_CLOSING,
   CLASS_ESTABLISHED,
@@ -104,6 +105,11 @@ interface Real {
   readonly collector: GarbageCollector;
 }
 
+const SERVICES = 3;
+const BACKENDS = 5;
+const serviceOf = (key: number): number => key % SERVICES;
+const backendOf = (key: number): number => key % BACKENDS;
+
 const client = (key: number): number => 0x0a000000 + (key % 7);
 const originalPorts = (key: number): number => ((2000 + key) << 16) | 80 | 0;
 const replyPorts = (key: number): number => (8080 << 16) | (2000 + key) | 0;
@@ -127,6 +133,7 @@ function check(model: Model, real: Real): void {
   for (const list of [CLASS_CLOSING, CLASS_HALF_OPEN]) {
     if (table.listLength(list) !== model.lists[list]!.length) fail(`list ${list}: ${table.listLength(list)}`);
   }
+  checkOpen(model, table);
   const records = new Map<number, number>();
   for (const [record, entry] of model.entries) {
     records.set(entry.key, record);
@@ -141,6 +148,24 @@ function check(model: Model, real: Real): void {
     const found = findOriginal(real, key);
     if (found !== (record === undefined ? -1 : record << 1)) fail(`key ${key}: ${found}, model ${record}`);
     if (record === undefined && findReply(real, key, 1) >= 0) fail(`a stale reply key ${key}`);
+  }
+}
+
+/** Open connections by service and backend, and counted again by somebody who attaches. */
+function checkOpen(model: Model, table: FlowTable): void {
+  const again = new OpenCounts();
+  again.fit(SERVICES, BACKENDS);
+  again.recount(table.words, table.bytes, table.highWater);
+  const open = [...model.entries.values()].filter((entry) => entry.class !== CLASS_CLOSING).map(({ key }) => key);
+  for (const { services, backends } of [table.open, again]) {
+    for (let id = 0; id < services.length; id++) {
+      const wanted = open.filter((key) => serviceOf(key) === id).length;
+      if (services[id] !== wanted) throw new Error(`service ${id} has ${wanted} open, not ${services[id]}`);
+    }
+    for (let id = 0; id < backends.length; id++) {
+      const wanted = open.filter((key) => backendOf(key) === id).length;
+      if (backends[id] !== wanted) throw new Error(`backend ${id} has ${wanted} open, not ${backends[id]}`);
+    }
   }
 }
 
@@ -218,8 +243,8 @@ class Insert implements fc.Command<Model, Real> {
       1,
       client(key),
       replyPorts(key),
-      3,
-      4,
+      serviceOf(key),
+      backendOf(key),
       model.nowMs,
     );
     if (isFull && victims.length === 0) {
@@ -269,6 +294,32 @@ class Advance implements fc.Command<Model, Real> {
   }
 }
 
+/** A search for one record that has expired: it finds one if there is one. */
+class Reap implements fc.Command<Model, Real> {
+  check(): boolean {
+    return true;
+  }
+
+  run(model: Model, real: Real): void {
+    const { table } = real;
+    const expired = [...model.entries].filter(([, entry]) => entry.expiresMs <= model.nowMs);
+    const mayFind = table.mayHoldExpired(model.nowMs);
+    if (expired.length > 0 && !mayFind) throw new Error('there are expired records that it does not know of');
+    if (table.reapNext(model.nowMs) !== expired.length > 0) throw new Error(`${expired.length} have expired`);
+    const gone = [...model.entries.keys()].filter((record) => table.generation(record) === 0);
+    if (gone.length !== Math.min(1, expired.length)) throw new Error(`${gone.length} are gone`);
+    for (const record of gone) {
+      if (model.entries.get(record)!.expiresMs > model.nowMs) throw new Error(`a live record ${record} is gone`);
+      model.remove(record);
+    }
+    check(model, real);
+  }
+
+  toString(): string {
+    return 'reap()';
+  }
+}
+
 /** One slice, or as many as there are. */
 class Collect implements fc.Command<Model, Real> {
   readonly #records: number;
@@ -313,6 +364,7 @@ const commands = fc.commands(
       .map(([k, c]) => new OnFlow('class', k, c)),
     fc.tuple(key, fc.nat({ max: 1 })).map(([k, side]) => new OnFlow('packet', k, side)),
     fc.nat({ max: 4000 }).map((ms) => new Advance(ms)),
+    fc.constant(new Reap()),
     fc.tuple(fc.integer({ min: 1, max: 40 }), fc.boolean()).map((args) => new Collect(...args)),
   ],
   { maxCommands: 250, size: 'max' },
@@ -326,6 +378,7 @@ t.test('random commands never make table and model disagree', async (t) => {
     (run, capacity, isColliding) => {
       const memory = allocateTable(capacity, SECRET);
       const table = isColliding ? new CollidingTable(memory) : new FlowTable(memory);
+      table.open.fit(SERVICES, BACKENDS);
       const collector = new GarbageCollector([table], 0, 3000, () => 0);
       fc.modelRun(() => ({ model: new Model(), real: { table, collector } }), run);
     },

@@ -173,3 +173,33 @@ t.test('a million entries: less than 100 ms a pass, slices below 1 ms', async (t
   t.ok(typical < 1, `9 of 10 slices with removals take at most ${typical.toFixed(3)} ms`);
   t.equal(table.count, 666_666);
 });
+
+t.test(
+  'a pass that is wanted is made at once, once a second at most, and changes nothing about the others',
+  async (t) => {
+    const memory = allocateTable(1000);
+    const table = new FlowTable(memory);
+    const any = makeTable(100);
+    const collector = new GarbageCollector([table, any], 0, null, () => 0);
+    fill(any, 0, 40, SECOND);
+    fill(table, 0, 10, SECOND);
+    t.equal(collector.slice(2 * SECOND, 2048), false);
+    t.equal(any.count, 40, 'nobody wants one');
+    any.isPassWanted = true;
+    t.ok(collector.nextDueMs <= 2 * SECOND);
+    run(collector, 2 * SECOND);
+    t.same([table.count, any.count, any.isPassWanted], [0, 0, false], 'of all tables');
+    t.equal(collector.intervalMs, 5 * MINUTE, 'the interval is as before');
+    fill(any, 0, 40, 2 * SECOND);
+    any.isPassWanted = true;
+    t.equal(collector.nextDueMs, 3 * SECOND);
+    t.equal(collector.slice(3 * SECOND - 1, 2048), false, 'too soon');
+    run(collector, 3 * SECOND);
+    t.equal(any.count, 0);
+    t.equal(collector.nextDueMs, 5 * MINUTE, 'and so is the time of the next');
+    fill(any, 0, 40, 4 * MINUTE);
+    any.isPassWanted = true;
+    run(collector, 5 * MINUTE);
+    t.equal(collector.intervalMs, 3 * MINUTE, 'one that was due anyway is none of these');
+  },
+);

@@ -22,8 +22,12 @@ class Control {
   compiled: Compiled | undefined;
 
   load(text: string, nowMs = 0): S.Snapshot {
+    return this.use(configOf(text), nowMs);
+  }
+
+  use(config: Config, nowMs = 0): S.Snapshot {
     const previous = this.compiled === undefined ? {} : { previous: this.compiled };
-    this.compiled = compile(configOf(text), this.identities, {
+    this.compiled = compile(config, this.identities, {
       isUp: (id) => !this.down.has(id),
       isDrained: (id) => this.drained.has(id),
       nowMs,
@@ -101,12 +105,14 @@ services:
   port: 80
   affinity: { clientIp: 1500ms }
   sourceRanges: [10.1.0.0/16, 10.0.0.0/16, 192.168.0.0/24]
+  maxConnections: 1000
+  newConnectionsPerSecond: 20
   noBackend: drop
   onRemove: reset
   icmpEcho: false
   backends:
   - { name: b2, address: 200.0.0.2, port: 8080, weight: 3 }
-  - { name: b1, address: 10.2.0.1, port: 8081 }
+  - { name: b1, address: 10.2.0.1, port: 8081, maxConnections: 50 }
   - { name: b0, address: 10.2.0.1, port: 8080, weight: 2 }
   - { name: off, address: 10.2.0.9, port: 8080, weight: 0 }
 - { name: dns, address: 10.96.0.1, port: 53, protocol: udp, algorithm: random, mode: snat, backends: [{ name: d, address: 10.2.0.1, port: 53, weight: 65535 }] }
@@ -132,7 +138,20 @@ services:
     [webId, dnsId, videoId].map((id) => control.serviceWord(id, S.SERVICE_MODE)),
     [S.MODE_DNAT, S.MODE_SNAT, S.MODE_DSR],
   );
-  t.equal(control.serviceWord(webId, S.SERVICE_FLAGS), S.NO_BACKEND_DROP | S.SERVICE_MAGLEV);
+  t.equal(control.serviceWord(webId, S.SERVICE_FLAGS), S.NO_BACKEND_DROP | S.SERVICE_MAGLEV | S.SERVICE_LIMITED);
+  t.same(
+    [webId, dnsId].map((id) =>
+      [S.SERVICE_CONNECTIONS, S.CLIENT_CONNECTIONS].map((word) => control.serviceWord(id, word)),
+    ),
+    [
+      [1000, 20],
+      [0, 0],
+    ],
+  );
+  t.same(
+    ['b0', 'b1'].map((name) => control.backendWord(control.backendId(name), S.BACKEND_CONNECTIONS)),
+    [0, 50],
+  );
   t.equal(control.serviceWord(dnsId, S.SERVICE_FLAGS), 0);
   t.equal(control.serviceWord(webId, S.AFFINITY_SECONDS), 2, 'part of a second counts as one');
   t.equal(control.serviceWord(dnsId, S.AFFINITY_SECONDS), 0);
@@ -165,13 +184,7 @@ services:
   t.same(control.table(webId), expected);
 
   const ranges = (id: number, client: string) =>
-    contains(
-      snapshot.ranges,
-      control.serviceWord(id, S.RANGES_AT),
-      control.serviceWord(id, S.RANGES_COUNT),
-      parseIpv4(client),
-    );
-  t.equal(control.serviceWord(webId, S.RANGES_COUNT), 2, 'merged');
+    contains(snapshot.ranges, control.serviceWord(id, S.RANGES_AT), parseIpv4(client));
   t.equal(control.serviceWord(dnsId, S.RANGES_COUNT), 0);
   t.same(
     ['10.0.0.1', '10.1.255.255', '192.168.0.7', '10.2.0.0', '9.255.255.255'].map((client) => ranges(webId, client)),
@@ -417,6 +430,46 @@ t.test('Maglev tables: reused when nothing they depend on changed, right in ever
   t.equal(sharing.snapshot.maglev.length, 16381, 'services of the same backends share a table');
   t.equal(sharing.serviceWord(1, S.MAGLEV_AT), sharing.serviceWord(2, S.MAGLEV_AT));
 });
+
+t.test('any limit makes a service a limited one, and a reload lifts them', async (t) => {
+  const control = new Control();
+  const flags = (text: string): number => {
+    control.load(text);
+    return control.serviceWord(control.serviceId('10.96.0.1'), S.SERVICE_FLAGS) & S.SERVICE_LIMITED;
+  };
+  t.equal(flags(web('b1', 'maxConnections: 1,')), S.SERVICE_LIMITED);
+  t.equal(flags(web('b1', 'newConnectionsPerSecond: 1,')), S.SERVICE_LIMITED);
+  t.equal(flags(web('b1').replace('8080', '8080, maxConnections: 7')), S.SERVICE_LIMITED);
+  t.equal(control.backendWord(control.backendId('b1'), S.BACKEND_CONNECTIONS), 7);
+  t.equal(flags(web('b1')), 0);
+  t.equal(control.backendWord(control.backendId('b1'), S.BACKEND_CONNECTIONS), 0);
+});
+
+t.test(
+  'source ranges: one block for lists of the same addresses, placed anew only when a list is another',
+  async (t) => {
+    const text = (first: string, second: string): string => `services:
+- { name: a, address: 10.96.0.1, port: 80, sourceRanges: [${first}], backends: [{ name: b1, address: 10.2.0.1, port: 80 }] }
+- { name: b, address: 10.96.0.2, port: 80, sourceRanges: [${second}], backends: [] }
+- { name: c, address: 10.96.0.3, port: 80, backends: [] }
+`;
+    const control = new Control();
+    const rangesAt = (vip: string): number => control.serviceWord(control.serviceId(vip), S.RANGES_AT);
+    const isIn = (vip: string, client: string): boolean =>
+      contains(control.snapshot.ranges, rangesAt(vip), parseIpv4(client));
+    const config = configOf(text('10.1.0.0/16, 10.0.0.0/8', '10.0.0.0/8'));
+    const before = control.use(config).ranges;
+    t.equal(rangesAt('10.96.0.1'), rangesAt('10.96.0.2'), 'their union is the same');
+    control.down.add(control.backendId('b1'));
+    t.equal(control.use(config).ranges, before, 'the configuration is the same, health has changed');
+    control.load(text('10.1.0.0/16', '10.0.0.0/8'));
+    t.not(control.snapshot.ranges, before);
+    t.same([isIn('10.96.0.1', '10.2.0.1'), isIn('10.96.0.2', '10.2.0.1')], [false, true]);
+    control.load(text('', '10.1.0.0/16'));
+    t.equal(control.serviceWord(control.serviceId('10.96.0.1'), S.RANGES_COUNT), 0);
+    t.same([isIn('10.96.0.2', '10.1.0.1'), isIn('10.96.0.2', '10.2.0.1')], [true, false]);
+  },
+);
 
 t.test('counters are one array for as long as they fit, and move with their counts when they grow', async (t) => {
   const control = new Control();

@@ -339,7 +339,9 @@ t.test('ICMP errors of flows that another gateway has go where their packets go'
   t.equal(ranged.send(complaint(1)).verdict, 'forward');
   const lost = { verdict: 'drop', reason: 'icmp-unknown-flow', out: [] };
   t.match(ranged.send(complaint(1, { dst: '10.1.1.2' })), lost, 'a client that has no flows');
-  t.match(ranged.send(complaint(1, { dst: '10.2.0.11' })), lost, 'nor has a backend');
+  const anyone = new TestPipeline(config());
+  t.match(anyone.send(complaint(1, { dst: '10.2.0.11' })), lost, 'nor has a backend');
+  t.match(anyone.send(complaint(1, { dst: '10.96.0.10' })), lost, 'nor a VIP');
   t.match(ranged.send(complaint(1, { sport: 81 })), lost, 'no service');
   const dnat = config()
     .replaceAll('dsr', 'dnat')

@@ -124,7 +124,8 @@ t.test('floods of ten times the table: of SYNs, of forged ACKs, of datagrams', a
 t.test('memory is constant, whatever comes', async (t) => {
   setFlagsFromString('--expose-gc');
   const collect = runInNewContext('gc') as () => void;
-  const pipeline = new TestPipeline(config('dnat', 'maglev'), { tcpEntries: CAPACITY, device: new MemoryDevice(2) });
+  const text = config('dnat', 'maglev').replaceAll('algorithm:', 'newConnectionsPerSecond: 5, algorithm:');
+  const pipeline = new TestPipeline(text, { tcpEntries: CAPACITY, device: new MemoryDevice(2) });
   const flood = (from: number): void => {
     for (let n = from; n < from + 20_000; n++) {
       pipeline.nowMs += 1;

@@ -307,6 +307,9 @@ const setups = fc.record<Setup>({
   anyEntries: fc.integer({ min: 1, max: 4 }),
   recovering: fc.boolean(),
   seed: fc.nat(1000),
+  serviceLimit: mostly(0, 1, 2, 3),
+  backendLimit: mostly(0, 1, 2),
+  clientRate: mostly(0, 1, 3),
 });
 
 t.setTimeout(3_600_000);

@@ -33,6 +33,10 @@ export class FakeWeir implements RunningWeir {
     return importView({});
   };
   node: NodeView | null = null;
+  limits: Pick<ServiceView, 'maxConnections' | 'newConnectionsPerSecond'> = {
+    maxConnections: null,
+    newConnectionsPerSecond: null,
+  };
   drainAnswer: Partial<DrainView> = {};
 
   status(): StatusView {
@@ -89,6 +93,9 @@ export class FakeWeir implements RunningWeir {
         algorithm: 'maglev',
         mode: 'dnat',
         removed: false,
+        open: 5,
+        maxConnections: this.limits.maxConnections,
+        newConnectionsPerSecond: this.limits.newConnectionsPerSecond,
         backends: this.backends,
       },
     ];
@@ -241,6 +248,8 @@ export function backend(name: string): BackendView {
     connections: 4,
     closed: 1,
     flows: 3,
+    open: 2,
+    maxConnections: null,
     snatPorts: 0,
     packets: { original: 10, reply: 12 },
     bytes: { original: 1000, reply: 1200 },

@@ -14,6 +14,7 @@ import {
 } from './flows.js';
 import { type Decision, FragmentsModel } from './fragments.js';
 import { build, buildError, buildOwnUnreachable, buildRst, type IcmpError, type Packet } from './packets.js';
+import { Rates } from './rates.js';
 import { Selection } from './selection.js';
 import { isOpening, type Side, TcpModel, type Timer } from './tcp.js';
 import {
@@ -49,6 +50,7 @@ export class GatewayModel {
   nowMs: number;
 
   readonly #fragments = new FragmentsModel();
+  readonly #rates = new Rates();
   readonly #configured = new Map<string, Service>();
   readonly #cutAt = new Map<string, number>();
   readonly #recoveringUntilMs: number;
@@ -239,11 +241,21 @@ export class GatewayModel {
           : this.ends.refuseUdp(packet, this.nowMs),
       );
     }
-    const starts = this.selection.starts(source, service, choices, this.nowMs);
-    if (isMidStream && segment.flags.includes('R')) return [this.#loneReset(packet, service, starts[0]!)];
+    const wanted = this.selection.starts(source, service, choices, this.nowMs);
+    if (isMidStream && segment.flags.includes('R')) return [this.#loneReset(packet, service, wanted[0]!)];
+    if (!isMidStream && !this.#rates.allows(service, source, this.nowMs)) return refuse(this.ends.drop('client-rate'));
+    const starts = isMidStream ? wanted : this.selection.withRoom(source, service, choices, wanted);
+    if (starts.length === 0) {
+      if (service.noBackend === 'drop') return refuse(this.ends.drop('connection-limit'));
+      return refuse(
+        segment
+          ? this.ends.refuseTcp(packet, this.nowMs, 'rst-connection-limit', 'connection-limit')
+          : this.ends.refuseUdp(packet, this.nowMs),
+      );
+    }
 
     const { outcome } = hint;
-    const routes = starts.map((start) => this.selection.route(packet, service, choices, start));
+    const routes = starts.map((start) => this.selection.route(packet, service, choices, start, !isMidStream));
     const route =
       routes.find((each) =>
         'refusal' in each ? each.refusal === outcome.reason : each.backend.name === outcome.backend,
@@ -259,7 +271,7 @@ export class GatewayModel {
     if (owner !== undefined) this.flows.remove(owner);
     if (!this.#makeRoom(protocol, hint)) {
       // What goes on without an entry must be led there by the hash alone.
-      const isByHash = service.algorithm === 'maglev' && returned === source && backend === starts[0];
+      const isByHash = service.algorithm === 'maglev' && returned === source && backend === wanted[0];
       if (!isByHash) return refuse({ backend: backend.name, ...this.ends.drop('table-full') });
       this.ends.stats.stateless++;
       this.#statelessUntilMs[protocol] = this.nowMs + RECOVERY_MS;
@@ -268,7 +280,9 @@ export class GatewayModel {
     if (isMidStream) this.ends.stats.pickedUp++;
     const flow = this.#insert(packet, service, backend, source, returned);
     this.ends.countersOf(flow.backendKey).begun++;
-    this.selection.stick(flow, this.nowMs);
+    const isElsewhere = this.selection.isSticky(source, service, wanted, this.nowMs) && !starts.includes(wanted[0]!);
+    this.selection.stick(flow, isElsewhere, this.nowMs);
+    if (!isMidStream) this.#rates.count(service, source, this.nowMs);
     return this.#follow(flow, 'original', packet, true);
   }
 
@@ -432,5 +446,6 @@ function identificationIn({ bytes }: MemoryPacket): number {
 /** Why the rest of a datagram is dropped whose first fragment was answered. */
 function afterAnswer(reason: string, service: Service | undefined): string {
   if (reason === 'rst-mid-stream') return 'unknown-flow';
+  if (reason === 'rst-connection-limit') return 'connection-limit';
   return service === undefined ? 'unknown-port' : 'no-backend';
 }

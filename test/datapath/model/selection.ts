@@ -65,15 +65,53 @@ export class Selection {
     return service.algorithm === 'random' ? [...choices] : [this.hashed(client, service, choices)];
   }
 
-  /** A new flow has been made: its client is remembered. */
-  stick({ client, service, backendKey }: Flow, nowMs: number): void {
+  /**
+   * Where a connection may begin whose choice, by lot, hash or affinity, is one of `starts`: there if there is room, else with the next
+   * in the Maglev table, or with any.
+   */
+  withRoom(client: string, service: Service, choices: readonly Backend[], starts: readonly Backend[]): Backend[] {
+    const { maxConnections = Number.POSITIVE_INFINITY, algorithm } = service;
+    const open = [...this.#flows].filter((flow) => flow.service === service && !isClosing(flow)).length;
+    if (open >= maxConnections) return [];
+    const [only, another] = starts;
+    if (another === undefined && this.hasRoom(service, only!)) return [only!];
+    if (algorithm === 'random') return choices.filter((backend) => this.hasRoom(service, backend));
+    const next = this.#ring(client, service, choices).find((backend) => this.hasRoom(service, backend));
+    return next === undefined ? [] : [next];
+  }
+
+  hasRoom(service: Service, backend: Backend): boolean {
+    const { maxConnections = Number.POSITIVE_INFINITY } = backend;
+    const key = keyOf(service, backend);
+    return [...this.#flows].filter((flow) => flow.backendKey === key && !isClosing(flow)).length < maxConnections;
+  }
+
+  /**
+   * A new flow has been made: its client is remembered.
+   *
+   * @param isElsewhere where it belongs there was no room, and it goes on belonging there
+   */
+  stick({ client, service, backendKey }: Flow, isElsewhere: boolean, nowMs: number): void {
     if (service.affinityMs === 0) return;
-    const untilMs = nowMs + service.affinityMs;
-    this.#sticky.set(`${keyOfService(service)} ${splitEndpoint(client)[0]}`, { backendKey, untilMs });
+    const key = `${keyOfService(service)} ${splitEndpoint(client)[0]}`;
+    const home = isElsewhere ? this.#sticky.get(key)! : { backendKey };
+    this.#sticky.set(key, { backendKey: home.backendKey, untilMs: nowMs + service.affinityMs });
+  }
+
+  /** Whether affinity has sent the client to the only one of `starts`. */
+  isSticky(client: string, service: Service, starts: readonly Backend[], nowMs: number): boolean {
+    const sticky = this.#sticky.get(`${keyOfService(service)} ${splitEndpoint(client)[0]}`);
+    const isLive = service.affinityMs > 0 && sticky !== undefined && sticky.untilMs > nowMs;
+    return isLive && starts.length === 1 && sticky.backendKey === keyOf(service, starts[0]!);
   }
 
   /** What Maglev chooses; its tables have tests of their own. */
-  hashed(client: string, { protocol, port }: Service, choices: readonly Backend[]): Backend {
+  hashed(client: string, service: Service, choices: readonly Backend[]): Backend {
+    return this.#ring(client, service, choices)[0]!;
+  }
+
+  /** Its table, in the order in which the client's flow goes through it. */
+  #ring(client: string, { protocol, port }: Service, choices: readonly Backend[]): Backend[] {
     const number = protocol === 'tcp' ? 6 : 17;
     const members = choices.map(({ address, port, weight }) => ({ address: addressWord(address), port, weight }));
     const name = [number, ...members.map((member) => `${member.address}:${member.port}*${member.weight}`)].join();
@@ -83,16 +121,19 @@ export class Selection {
       tables.set(name, table);
     }
     const [address, clientPort] = splitEndpoint(client);
-    return choices[table[flowHash(KEY.k0, KEY.k1, addressWord(address), clientPort, port, number) % TABLE_SIZE]!]!;
+    const hash = flowHash(KEY.k0, KEY.k1, addressWord(address), clientPort, port, number);
+    const step = 1 + (Math.floor(hash / TABLE_SIZE) % (TABLE_SIZE - 1));
+    return Array.from(table, (_, i) => choices[table[(hash + i * step) % TABLE_SIZE]!]!);
   }
 
-  /** Where a flow goes whose lot or hash is `start`. */
-  route(packet: Packet, service: Service, choices: readonly Backend[], start: Backend): Route {
+  /** Where a flow goes whose lot or hash is `start`; of the others, those that have room if it begins. */
+  route(packet: Packet, service: Service, choices: readonly Backend[], start: Backend, begins: boolean): Route {
     const { protocol, source } = packet;
     const hasPool = this.#world.pool.length > 0;
     if (service.mode === 'snat') return this.#translated(packet, start);
     const first = choices.indexOf(start);
     for (const backend of [...choices.slice(first), ...choices.slice(0, first)]) {
+      if (begins && backend !== start && !this.hasRoom(service, backend)) continue;
       const isHairpin = backend.address === splitEndpoint(source)[0];
       if (isHairpin && hasPool) return this.#translated(packet, backend);
       if (isHairpin && backend === start) return { refusal: 'hairpin-refused' };

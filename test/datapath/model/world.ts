@@ -11,11 +11,16 @@ export interface Setup {
   readonly anyEntries: number;
   readonly recovering: boolean;
   readonly seed: number;
+  /** Connections of a service, of a backend, and of a client per second, where there are limits; 0: none. */
+  readonly serviceLimit: number;
+  readonly backendLimit: number;
+  readonly clientRate: number;
 }
 
 export interface Backend {
   readonly address: string;
   readonly port: number;
+  readonly maxConnections?: number;
   name: string;
   weight: number;
   isPresent: boolean;
@@ -31,6 +36,8 @@ export interface Service {
   readonly onRemove: 'keep' | 'reset';
   readonly affinityMs: number;
   readonly sourceRanges: readonly string[];
+  readonly maxConnections?: number;
+  readonly newConnectionsPerSecond?: number;
   readonly backends: Backend[];
   name: string;
   isPresent: boolean;
@@ -61,16 +68,19 @@ export class World {
   constructor(setup: Setup) {
     this.setup = setup;
     const mode = setup.poolAddresses > 0 ? 'snat' : 'dnat';
-    this.services = [
-      service('web', VIPS[0], 80, 'tcp', 8080, [11, 12, 13], {}),
-      service('two', VIPS[1], 80, 'tcp', 8080, [11, 12], {}),
+    const ofService = setup.serviceLimit > 0 ? { maxConnections: setup.serviceLimit } : {};
+    const ofClient = setup.clientRate > 0 ? { newConnectionsPerSecond: setup.clientRate } : {};
+    const services = [
+      service('web', VIPS[0], 80, 'tcp', 8080, [11, 12, 13], ofService),
+      service('two', VIPS[1], 80, 'tcp', 8080, [11, 12], ofClient),
       service('lots', VIPS[0], 81, 'tcp', 8080, [11, 12], {
         algorithm: 'random',
         onRemove: 'reset',
         noBackend: 'drop',
+        ...ofService,
       }),
       service('nat', VIPS[1], 81, 'tcp', 8080, [11, 13], { mode }),
-      service('dns', VIPS[0], 53, 'udp', 53, [11, 12], {}),
+      service('dns', VIPS[0], 53, 'udp', 53, [11, 12], { ...ofService, ...ofClient }),
       service('lots-dns', VIPS[1], 53, 'udp', 53, [11, 12], { algorithm: 'random', mode, onRemove: 'reset' }),
       service('sticky', VIPS[1], 82, 'tcp', 8080, [12, 13], {
         algorithm: 'random',
@@ -78,6 +88,12 @@ export class World {
         sourceRanges: ['10.1.0.0/16'],
       }),
     ];
+    const limit = setup.backendLimit > 0 ? { maxConnections: setup.backendLimit } : {};
+    this.services = services.map((each) => ({
+      ...each,
+      // One of them has no limit.
+      backends: each.backends.map((backend) => (backend.address.endsWith('13') ? backend : { ...backend, ...limit })),
+    }));
   }
 
   get pool(): readonly string[] {

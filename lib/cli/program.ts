@@ -1,5 +1,6 @@
-import { Command, InvalidArgumentError, Option } from 'commander';
+import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
+import { completionScript, SHELLS, type Shell } from './completion.js';
 import { report } from './report.js';
 
 /** What this folder may not reach by itself; the composition root hands it in. */
@@ -78,6 +79,13 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   addFileCommands(program, parts, exit);
   addRunningCommands(program);
   addLabCommands(program, parts, exit);
+  command(program, 'completion', 'Print a script that completes commands and options in a shell.', 'completion bash')
+    .addHelpText(
+      'after',
+      '\n  source <(weir completion bash)          # in ~/.bashrc; or zsh, in ~/.zshrc\n  weir completion fish | source           # in ~/.config/fish/config.fish',
+    )
+    .addArgument(new Argument('<shell>', 'the shell').choices(SHELLS))
+    .action(async (shell: Shell) => (await import('./output.js')).print(completionScript(program, shell)));
   return program;
 }
 

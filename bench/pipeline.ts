@@ -10,6 +10,7 @@ import { compile } from '../lib/control/compile.js';
 import { Identities } from '../lib/control/identity.js';
 import { Gateway } from '../lib/datapath/gateway.js';
 import { allocateStats } from '../lib/datapath/stats.js';
+import { Tap } from '../lib/datapath/tap.js';
 import { heapMemory, PacketBatch, type PacketOutput, packetOffset } from '../lib/io/device.js';
 import { adjustFull, difference32, fold, sum } from '../lib/wire/checksum.js';
 import * as ipv4 from '../lib/wire/ipv4.js';
@@ -45,12 +46,13 @@ class NullOutput implements PacketOutput {
 /** A pipeline with `flows` established connections, and a batch that can be filled with packets of any of them. */
 function established(flows: number) {
   const output = new NullOutput();
+  const tap = new Tap(output);
   const tcpTable = new FlowTable(allocateTable(Math.max(1024, flows)));
   const { config } = parseConfig(CONFIG);
   const gateway = new Gateway({
     tcp: tcpTable,
     any: new FlowTable(allocateTable(1024)),
-    output,
+    output: tap,
     random: seededRandom(1),
     stats: allocateStats(),
   });

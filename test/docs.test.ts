@@ -2,10 +2,12 @@ import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import { createApp, ROUTES } from '../lib/admin/app.js';
 import { METRICS } from '../lib/admin/metric-table.js';
 import { ERROR_MEANINGS } from '../lib/base/errors.js';
 import { REASON_KINDS, REASON_NAMES } from '../lib/base/reasons.js';
 import { LOG_EVENTS } from '../lib/control/log.js';
+import { FakeWeir } from './support/fake-weir.js';
 
 function pathOf(path: string): string {
   return fileURLToPath(new URL(`../${path}`, import.meta.url));
@@ -94,6 +96,51 @@ t.test('every event of the log is documented, and written with the levels it say
     if (name !== 'suppressed') t.strictSame([...used].sort(), levels!.split(', ').sort(), name);
   }
 });
+
+t.test('every route of the admin API is documented: where it is served, its parameters, its answer', async (t) => {
+  const text = read('docs/api.md');
+  const documented = text
+    .split(/^##+ /m)
+    .filter((section) => section.startsWith('`'))
+    .map((section) => ({
+      route: /^`(.*)`$/m.exec(section)![1]!,
+      parameters: [...section.matchAll(/^\| (`[^|]*`) \|/gm)].flatMap(([, names]) =>
+        names!.replaceAll('`', '').split(', '),
+      ),
+      example: /^```json\n(.*?)^```$/ms.exec(section)?.[1],
+    }));
+  t.strictSame(
+    documented.map(({ route }) => route).sort(),
+    ROUTES.map(({ method, path }) => `${method} ${path}`).sort(),
+  );
+  const isPublic = sections(text)
+    .filter(({ under }) => under === 'Public')
+    .map(({ name }) => name);
+  t.strictSame(
+    isPublic,
+    ROUTES.filter((route) => route.isPublic).map(({ method, path }) => `${method} ${path}`),
+  );
+  const app = createApp(new FakeWeir(), 'all');
+  for (const { route, parameters, example } of documented) {
+    const [method, path] = route.split(' ') as [string, string];
+    const { parameters: known } = ROUTES.find((each) => each.method === method && each.path === path)!;
+    t.strictSame(parameters, known, route);
+    if (example === undefined) continue;
+    const answer = await app.request(path.endsWith('drain') ? `${path}?service=web&backend=b1` : path, { method });
+    t.strictSame(shapeOf(JSON.parse(example)), shapeOf(await answer.json()), `the answer of ${route}`);
+  }
+  const views = ['view', 'plan/plan-view', 'explain/explain-view']
+    .map((name) => read(`lib/control/${name}.ts`))
+    .join('');
+  for (const [, name] of text.matchAll(/\b([A-Z]\w+View)\b/g)) t.match(views, `export interface ${name} `, name);
+});
+
+/** The fields of an answer, all the way down; of a list, those of its first member. */
+function shapeOf(value: unknown): unknown {
+  if (Array.isArray(value)) return value.slice(0, 1).map(shapeOf);
+  if (value === null || typeof value !== 'object') return typeof value;
+  return Object.fromEntries(Object.entries(value).map(([key, field]) => [key, shapeOf(field)]));
+}
 
 t.test('every dependency is documented, with its licence', async (t) => {
   const rows = [...read('docs/dependencies.md').matchAll(/^\| (\S+) \| .* \| ([^|]+) \|$/gm)]

@@ -7,7 +7,7 @@ import type { FlowFilter } from '../control/flows.js';
 import { HISTORY_LINES } from '../control/log-history.js';
 import { RefusedConfig } from '../control/reloader.js';
 import type { ErrorView, RunningWeir, Watch } from '../control/view.js';
-import { createMetrics } from './metrics.js';
+import { createMetrics, type Metrics } from './metrics.js';
 import { Pace } from './pace.js';
 
 /** Where no body matters, and where it is a configuration. */
@@ -16,58 +16,67 @@ const MAX_FILE_BYTES = 64 * 1024 * 1024;
 
 const LINES_TYPE = 'application/x-ndjson';
 
-interface Route {
+export interface Route {
   readonly method: 'GET' | 'POST';
   readonly path: string;
   /** Served on the TCP listener too. */
-  readonly isPublic: boolean;
+  readonly isPublic?: true;
   /** MAX_BODY_BYTES when absent; Infinity: it is read as it comes. */
   readonly maxBodyBytes?: number;
-  answer(context: Context, weir: RunningWeir): Response | Promise<Response>;
+  /** The query it understands; others are refused. */
+  readonly parameters: readonly string[];
+  answer(context: Context, weir: RunningWeir, metrics: Metrics): Response | Promise<Response>;
 }
 
-/** The whole API; the types of its answers are in control/view.ts. */
-const ROUTES: readonly Route[] = [
-  { method: 'GET', path: '/healthz', isPublic: true, answer: (context) => context.json({ status: 'ok' }) },
-  { method: 'GET', path: '/v1/status', isPublic: true, answer: (context, weir) => context.json(weir.status()) },
-  { method: 'GET', path: '/v1/services', isPublic: false, answer: (context, weir) => context.json(weir.services()) },
-  { method: 'GET', path: '/v1/ct', isPublic: false, answer: listFlows },
-  { method: 'GET', path: '/v1/ct/watch', isPublic: false, answer: watchFlows },
-  { method: 'GET', path: '/v1/ct/stats', isPublic: false, answer: (context, weir) => context.json(weir.conntrack()) },
-  { method: 'GET', path: '/v1/ct/export', isPublic: false, answer: exportFlows },
-  { method: 'GET', path: '/v1/events', isPublic: false, answer: listEvents },
-  {
-    method: 'POST',
-    path: '/v1/ct/import',
-    isPublic: false,
-    maxBodyBytes: Number.POSITIVE_INFINITY,
-    answer: importFlows,
-  },
-  { method: 'POST', path: '/v1/ct/flush', isPublic: false, answer: flushFlows },
-  { method: 'POST', path: '/v1/drain', isPublic: false, answer: (context, weir) => setDrained(context, weir, true) },
-  { method: 'POST', path: '/v1/undrain', isPublic: false, answer: (context, weir) => setDrained(context, weir, false) },
-  { method: 'GET', path: '/v1/explain', isPublic: false, answer: explain },
-  { method: 'POST', path: '/v1/plan', isPublic: false, maxBodyBytes: MAX_FILE_BYTES, answer: plan },
-  { method: 'POST', path: '/v1/reload', isPublic: false, answer: reload },
+const FILTER_KEYS = ['service', 'backend', 'client', 'state'] as const satisfies readonly (keyof FlowFilter)[];
+const LIST_KEYS = [...FILTER_KEYS, 'format'] as const;
+const CAPTURE_KEYS = ['service', 'backend', 'client', 'count', 'seconds', 'snaplen'] as const;
+const EVENTS_KEYS = ['count', 'follow'] as const;
+const EXPLAIN_KEYS = ['proto', 'src', 'dst', 'flags', 'packet', 'without', 'assumeDown'] as const;
+const PLAN_KEYS = ['name'] as const;
+const BACKEND_KEYS = ['service', 'backend'] as const;
+
+/** The whole API, as docs/api.md explains it; the types of its answers are in control/view.ts. */
+export const ROUTES: readonly Route[] = [
+  get('/healthz', [], (context) => context.json({ status: 'ok' }), true),
+  get('/metrics', [], scrape, true),
+  get('/v1/status', [], (context, weir) => context.json(weir.status()), true),
+  get('/v1/services', [], (context, weir) => context.json(weir.services())),
+  get('/v1/ct', LIST_KEYS, listFlows),
+  get('/v1/ct/watch', LIST_KEYS, watchFlows),
+  get('/v1/ct/stats', [], (context, weir) => context.json(weir.conntrack())),
+  get('/v1/ct/export', FILTER_KEYS, exportFlows),
+  get('/v1/capture', CAPTURE_KEYS, capture),
+  get('/v1/events', EVENTS_KEYS, listEvents),
+  { ...post('/v1/ct/import', [], importFlows), maxBodyBytes: Number.POSITIVE_INFINITY },
+  post('/v1/ct/flush', FILTER_KEYS, flushFlows),
+  post('/v1/drain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, true)),
+  post('/v1/undrain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, false)),
+  get('/v1/explain', EXPLAIN_KEYS, explain),
+  { ...post('/v1/plan', PLAN_KEYS, plan), maxBodyBytes: MAX_FILE_BYTES },
+  post('/v1/reload', [], reload),
 ];
+
+function get(path: string, parameters: Route['parameters'], answer: Route['answer'], isPublic = false): Route {
+  return { method: 'GET', path, parameters, answer, ...(isPublic ? { isPublic } : {}) };
+}
+
+function post(path: string, parameters: Route['parameters'], answer: Route['answer']): Route {
+  return { method: 'POST', path, parameters, answer };
+}
 
 /** @param only `public`: the part that reads and may be seen by anybody who reaches the port */
 export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
   const metrics = createMetrics(weir);
-  const routes: Route[] = [
-    ...ROUTES.filter(({ isPublic }) => isPublic || only === 'all'),
-    {
-      method: 'GET',
-      path: '/metrics',
-      isPublic: true,
-      answer: (context) =>
-        context.body(ReadableStream.from(paced(metrics.scrape(), weir)), 200, { 'content-type': metrics.contentType }),
-    },
-  ];
+  const routes = ROUTES.filter(({ isPublic }) => isPublic || only === 'all');
   const app = new Hono();
-  for (const { method, path, maxBodyBytes = MAX_BODY_BYTES, answer } of routes) {
+  for (const { method, path, maxBodyBytes = MAX_BODY_BYTES, parameters, isPublic, answer } of routes) {
     if (maxBodyBytes !== Number.POSITIVE_INFINITY) app.use(path, limitTo(maxBodyBytes));
-    app.on(method, path, (context) => answer(context, weir));
+    app.on(method, path, (context) => {
+      // Whoever probes or scrapes may have parameters of its own.
+      if (!isPublic) requireKnown(context, parameters);
+      return answer(context, weir, metrics);
+    });
     app.all(path, (context) => {
       context.header('allow', method === 'GET' ? 'GET, HEAD' : method);
       return refuse(context, 405, `${path} does not take ${context.req.method}`, `Use ${method}.`);
@@ -86,8 +95,13 @@ function limitTo(bytes: number): MiddlewareHandler {
   return bodyLimit({ maxSize: bytes, onError: (context) => refuse(context, 413, message, remedy) });
 }
 
+function scrape(context: Context, weir: RunningWeir, metrics: Metrics): Response {
+  const text = ReadableStream.from(paced(metrics.scrape(), weir));
+  return context.body(text, 200, { 'content-type': metrics.contentType });
+}
+
 function listFlows(context: Context, weir: RunningWeir): Response {
-  const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
+  const { format = 'json', ...filter } = queryOf(context, LIST_KEYS);
   requireFormat(format, FLOW_FORMATS);
   const chunks = weir.listFlows(filter, format as FlowFormat);
   return context.body(ReadableStream.from(paced(chunks, weir)), 200, {
@@ -97,18 +111,41 @@ function listFlows(context: Context, weir: RunningWeir): Response {
 
 /** A line of JSON for each event, until one side ends it. Nothing is watched before the body is read: not for a HEAD. */
 function watchFlows(context: Context, weir: RunningWeir): Response {
-  const { format = 'json', ...filter } = queryOf(context, [...FILTER_KEYS, 'format']);
+  const { format = 'json', ...filter } = queryOf(context, LIST_KEYS);
   requireFormat(format, ['json']);
   return streamLines(context, weir.watch(filter));
 }
 
+/** A pcapng file that grows, until it has what was asked for or its reader goes. */
+function capture(context: Context, weir: RunningWeir): Response {
+  const { count, seconds, snaplen, ...filter } = queryOf(context, CAPTURE_KEYS);
+  const capture = weir.capture({
+    ...filter,
+    ...numberOf('count', count, 1),
+    ...numberOf('seconds', seconds, 1),
+    ...(snaplen === undefined ? {} : { snapBytes: numberOf('snaplen', snaplen, MIN_SNAP_BYTES).snaplen! }),
+  });
+  const body = new ReadableStream<Uint8Array>(
+    {
+      async pull(controller) {
+        const bytes = await capture.next();
+        if (bytes === null) controller.close();
+        else controller.enqueue(bytes);
+      },
+      cancel: () => capture.close(),
+    },
+    { highWaterMark: 0 },
+  );
+  return context.body(body, 200, { 'content-type': 'application/x-pcapng' });
+}
+
 /** Lines of the log: the last ones, and with `follow` those to come, until one side ends it. */
 function listEvents(context: Context, weir: RunningWeir): Response {
-  const { count = String(HISTORY_LINES), follow = 'false' } = queryOf(context, ['count', 'follow']);
-  if (!/^\d{1,9}$/.test(count)) throw new WeirError('USAGE', `count "${count}" is no number`, 'Give one from 0 on.');
-  if (follow === 'true') return streamLines(context, weir.followLog(Number(count)));
+  const { count = String(HISTORY_LINES), follow = 'false' } = queryOf(context, EVENTS_KEYS);
+  const lines = numberOf('count', count, 0).count!;
+  if (follow === 'true') return streamLines(context, weir.followLog(lines));
   if (follow !== 'false') throw new WeirError('USAGE', `follow is "${follow}"`, 'It is true or false.');
-  return context.body(weir.logged(Number(count)).join(''), 200, { 'content-type': LINES_TYPE });
+  return context.body(weir.logged(lines).join(''), 200, { 'content-type': LINES_TYPE });
 }
 
 function streamLines(context: Context, watch: Watch): Response {
@@ -129,7 +166,6 @@ function exportFlows(context: Context, weir: RunningWeir): Response {
 }
 
 async function importFlows(context: Context, weir: RunningWeir): Promise<Response> {
-  queryOf(context, []);
   // A refusal must reach a sender that is not done: to cancel the body would cut the connection.
   const body = context.req.raw.body?.values({ preventCancel: true });
   return context.json(await weir.importFlows(body ?? empty()));
@@ -140,20 +176,20 @@ async function flushFlows(context: Context, weir: RunningWeir): Promise<Response
 }
 
 async function setDrained(context: Context, weir: RunningWeir, isDrained: boolean): Promise<Response> {
-  const { service, backend } = queryOf(context, ['service', 'backend']);
+  const { service, backend } = queryOf(context, BACKEND_KEYS);
   if (!service || !backend) throw new WeirError('USAGE', 'a parameter is missing', 'Give service and backend.');
   return context.json(await weir.setDrained(service, backend, isDrained));
 }
 
 /** `without` and `assumeDown` may be there more than once. */
 async function explain(context: Context, weir: RunningWeir): Promise<Response> {
-  const query = queryOf(context, ['proto', 'src', 'dst', 'flags', 'packet', 'without', 'assumeDown']);
+  const query = queryOf(context, EXPLAIN_KEYS);
   const { without = [], assumeDown = [] } = context.req.queries();
   return context.json(await weir.explain({ ...query, without, assumeDown }));
 }
 
 async function plan(context: Context, weir: RunningWeir): Promise<Response> {
-  const { name = 'the file' } = queryOf(context, ['name']);
+  const { name = 'the file' } = queryOf(context, PLAN_KEYS);
   return context.json(await weir.plan(name, await context.req.text()));
 }
 
@@ -161,16 +197,28 @@ async function reload(context: Context, weir: RunningWeir): Promise<Response> {
   return context.json(await weir.reload());
 }
 
-const FILTER_KEYS = ['service', 'backend', 'client', 'state'] as const satisfies readonly (keyof FlowFilter)[];
+/** An IPv4 header, and the ports. */
+const MIN_SNAP_BYTES = 24;
 
 /** A slip in a parameter's name must not list, or flush, everything. */
-function queryOf<Key extends string>(context: Context, known: readonly Key[]): { [K in Key]?: string } {
-  const query = context.req.query();
-  for (const key of Object.keys(query)) {
-    if (known.includes(key as Key)) continue;
+function requireKnown(context: Context, known: readonly string[]): void {
+  for (const key of Object.keys(context.req.query())) {
+    if (known.includes(key)) continue;
     throw new WeirError('USAGE', `there is no parameter "${key}"`, `There are ${known.join(', ') || 'none'}.`);
   }
-  return query as { [K in Key]?: string };
+}
+
+function queryOf<Key extends string>(context: Context, keys: readonly Key[]): { [K in Key]?: string } {
+  const query = context.req.query();
+  const given = keys.filter((key) => query[key] !== undefined);
+  return Object.fromEntries(given.map((key) => [key, query[key]])) as { [K in Key]?: string };
+}
+
+/** A parameter that is a whole number, if it is there. */
+function numberOf<Key extends string>(key: Key, text: string | undefined, least: number): { [K in Key]?: number } {
+  if (text === undefined) return {};
+  if (/^\d{1,9}$/.test(text) && Number(text) >= least) return { [key]: Number(text) } as { [K in Key]: number };
+  throw new WeirError('USAGE', `${key} "${text}" is no number from ${least} on`, 'Correct it.');
 }
 
 function requireFormat(format: string, known: readonly string[]): void {

@@ -12,30 +12,53 @@ import { createApp } from './app.js';
 /** sun_path without its terminating zero. */
 const MAX_SOCKET_PATH_BYTES = 107;
 
-/**
- * For whom does not finish a request; an idle connection is kept KEEP_ALIVE_MS. On the UNIX socket only its head has to come
- * in this time: an import takes as long as its sender does, and whoever may open that socket may do anything.
- */
-const REQUEST_MS = 10_000;
-const KEEP_ALIVE_MS = 5000;
-const MAX_CONNECTIONS = 2048;
+/** What clients may take of weir. */
+export interface Limits {
+  /** Connections on each of the two; beyond, new ones are closed at once. */
+  readonly connections: number;
+  /**
+   * In which a request has to come. On the UNIX socket that is its head: an import takes as long as its sender does, and whoever may open
+   * that socket may do anything.
+   */
+  readonly requestMs: number;
+  /** For how long an idle connection is kept after an answer. */
+  readonly keepAliveMs: number;
+  /** On the TCP port: for how long nothing may be said or taken in the middle of something. */
+  readonly silenceMs: number;
+  /** How often the above are looked at. */
+  readonly lookMs: number;
+}
+
+const LIMITS: Limits = {
+  connections: 2048,
+  requestMs: 10_000,
+  keepAliveMs: 5000,
+  silenceMs: 30_000,
+  lookMs: 2000,
+};
 
 /**
  * Serves everything on a UNIX socket that only its owner may open, and what only reads on a TCP port.
  *
  * @throws WeirError ALREADY_RUNNING, ADDRESS_IN_USE, NO_PERMISSION
  */
-export async function serveAdmin(weir: RunningWeir, { socket, listen }: AdminPlaces): Promise<AdminEndpoint> {
+export async function serveAdmin(
+  weir: RunningWeir,
+  { socket, listen }: AdminPlaces,
+  limits = LIMITS,
+): Promise<AdminEndpoint> {
   const servers: Server[] = [];
   const close = async (): Promise<void> => {
     await Promise.all(servers.map(closeServer));
   };
   try {
-    const local = makeServer(createApp(weir, 'all'), 0);
+    const local = makeServer(createApp(weir, 'all'), limits);
     await listenOnSocket(local, socket);
     servers.push(local);
     if (listen !== null) {
-      const open = makeServer(createApp(weir, 'public'), REQUEST_MS);
+      const open = makeServer(createApp(weir, 'public'), limits);
+      open.requestTimeout = limits.requestMs;
+      open.setTimeout(limits.silenceMs);
       await listenOn(open, listen).catch((error) => {
         throw tcpError(listen, error);
       });
@@ -48,12 +71,17 @@ export async function serveAdmin(weir: RunningWeir, { socket, listen }: AdminPla
   return { close };
 }
 
-function makeServer(app: Hono, requestTimeout: number): Server {
+function makeServer(app: Hono, { connections, requestMs, keepAliveMs, lookMs }: Limits): Server {
   const server = createServer(
-    { headersTimeout: REQUEST_MS, requestTimeout, keepAliveTimeout: KEEP_ALIVE_MS },
+    {
+      headersTimeout: requestMs,
+      requestTimeout: 0,
+      keepAliveTimeout: keepAliveMs,
+      connectionsCheckingInterval: lookMs,
+    },
     getRequestListener(app.fetch),
   );
-  server.maxConnections = MAX_CONNECTIONS;
+  server.maxConnections = connections;
   return server;
 }
 

@@ -1,5 +1,6 @@
-import { Command, InvalidArgumentError, Option } from 'commander';
+import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
+import { completionScript, SHELLS, type Shell } from './completion.js';
 import { report } from './report.js';
 
 /** What this folder may not reach by itself; the composition root hands it in. */
@@ -79,6 +80,13 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   addRunningCommands(program);
   addForesight(program);
   addLabCommands(program, parts, exit);
+  command(program, 'completion', 'Print a script that completes commands and options in a shell.', 'completion bash')
+    .addHelpText(
+      'after',
+      '\n  source <(weir completion bash)          # in ~/.bashrc; or zsh, in ~/.zshrc\n  weir completion fish | source           # in ~/.config/fish/config.fish',
+    )
+    .addArgument(new Argument('<shell>', 'the shell').choices(SHELLS))
+    .action(async (shell: Shell) => (await import('./output.js')).print(completionScript(program, shell)));
   return program;
 }
 
@@ -143,6 +151,22 @@ function addRunningCommands(program: Command): void {
     .option('-n, --count <n>', 'how many of the last lines (default: all there are, up to 1000)', parseCount)
     .addOption(table())
     .action(async (options) => (await import('./events.js')).events(options));
+  withSocket(
+    command(
+      program,
+      'capture',
+      'Record packets as weir receives and sends them, with what it decided, as a pcapng file.',
+      'capture --service web --client 10.1.0.2 -w web.pcapng',
+    ),
+  )
+    .requiredOption('-w, --write <file>', 'pcapng to write; - for standard output (`| wireshark -k -i -`)')
+    .option('--service <name>', 'only of this service')
+    .option('--backend <name>', 'only to this backend: name, service/name, address or address:port')
+    .option('--client <address>', 'only from and to this client: address, address:port or prefix')
+    .option('--count <n>', 'end after so many packets in', parseCount)
+    .option('--seconds <s>', 'end after so long', parseCount)
+    .option('--snaplen <bytes>', 'the most to keep of a packet (default: all of it)', parseCount)
+    .action(async (options) => (await import('./capture.js')).capture(options));
   for (const [name, description] of [
     [
       'drain',

@@ -307,7 +307,8 @@ function rememberById(test: (id: number) => boolean): (id: number) => boolean {
 const ENDPOINT = /^(\d+\.\d+\.\d+\.\d+)(?::(\d+))?$/;
 const CLIENT_TEXT = /^(\d+\.\d+\.\d+\.\d+)(?::(\d+)|\/(\d+))?$/;
 
-function parseClient(text: string): { address: number; mask: number; port: number } | undefined {
+/** An address, address:port or prefix, as a filter has it. */
+export function parseClient(text: string): { address: number; mask: number; port: number } | undefined {
   const match = CLIENT_TEXT.exec(text);
   if (match === null) return undefined;
   const [, host, port, prefix] = match;

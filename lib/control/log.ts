@@ -28,6 +28,8 @@ export const LOG_EVENTS = [
   'health-unknown',
   'flushed',
   'imported',
+  'capture-begun',
+  'capture-ended',
   'manager-unreachable',
   'suppressed',
   'device-failed',

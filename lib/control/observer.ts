@@ -14,6 +14,7 @@ import * as STATS from '../datapath/stats.js';
 import type { Tun } from '../io/tun.js';
 import { formatIpv4 } from '../wire/address.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
+import { Captures } from './capture.js';
 import { type Census, censusInSteps, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
@@ -38,6 +39,8 @@ import type { Reloader } from './reloader.js';
 import { countParts, plural } from './summary.js';
 import type {
   BackendView,
+  Capture,
+  CaptureOptions,
   ConfigView,
   ConntrackView,
   DrainView,
@@ -88,10 +91,12 @@ export class Observer implements RunningWeir {
   readonly #parts: ObserverParts;
   readonly #startedAt = new Date();
   readonly #startedMs: number;
+  readonly #captures: Captures;
 
   constructor(parts: ObserverParts) {
     this.#parts = parts;
     this.#startedMs = parts.clock.nowMs();
+    this.#captures = new Captures(parts);
   }
 
   status(): StatusView {
@@ -134,6 +139,10 @@ export class Observer implements RunningWeir {
   watch(filter: FlowFilter): Watch {
     this.#requireFilter(filter);
     return this.#parts.events.watch(filter);
+  }
+
+  capture(options: CaptureOptions): Capture {
+    return this.#captures.begin(options);
   }
 
   logged(count: number): readonly string[] {

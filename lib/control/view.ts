@@ -274,6 +274,29 @@ export interface Watch {
   /** Ends it, whether or not something is waited for; that never comes then. */
   close(): void;
 }
+
+/** What is captured; absent: all of it. */
+export interface CaptureOptions {
+  readonly service?: string;
+  /** As in a filter. */
+  readonly backend?: string;
+  /** As in a filter: what comes from it or goes to it, on either side of the translation. */
+  readonly client?: string;
+  /** Packets in after which it ends, and seconds. */
+  readonly count?: number;
+  readonly seconds?: number;
+  /** The most that is kept of a packet. */
+  readonly snapBytes?: number;
+}
+
+/** A capture under way. */
+export interface Capture {
+  /** The next bytes of a pcapng file, whole blocks; null: it is complete. The first call begins the capture. */
+  next(): Promise<Uint8Array | null>;
+  /** Ends it; idempotent. */
+  close(): void;
+}
+
 export interface ImportView {
   /** Connections that are here now and were not. */
   readonly imported: number;
@@ -326,6 +349,8 @@ export interface RunningWeir {
   logged(count: number): readonly string[];
   /** The same, and those to come. */
   followLog(count: number): Watch;
+  /** Packets in and out, with what was decided. @throws WeirError USAGE; NOT_SUPPORTED while there is another capture */
+  capture(options: CaptureOptions): Capture;
   /** Forgets connections: their next packets count as unknown. @throws WeirError USAGE on a bad filter */
   flush(filter: FlowFilter): Promise<FlushView>;
   /** All that `importFlows` needs elsewhere, in chunks of text as `listFlows`. @throws WeirError USAGE on a bad filter */

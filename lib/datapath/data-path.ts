@@ -8,6 +8,7 @@ import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
 import { allocateStats } from './stats.js';
 import type { MappedTables, Tables } from './tables.js';
+import type { CaptureRequest } from './tap.js';
 import type { WorkerSetup } from './worker.js';
 
 /** How long a data path may take to leave before its thread is ended. */
@@ -132,6 +133,13 @@ export class DataPath {
   /** Removes records that still hold the generation seen; resolves to how many did. */
   flush(table: 'tcp' | 'any', records: Int32Array, commits: Int32Array): Promise<number> {
     return this.#ask<number>(0, (id) => ({ type: 'flush', id, table, records, commits }));
+  }
+
+  /** Captures packets from now on, or no more (null); resolves when it is so. */
+  async capture(request: CaptureRequest | null): Promise<void> {
+    if (this.#isEnding) return;
+    this.#post({ type: 'capture', request });
+    await this.answers();
   }
 
   /** Resolves when the data path has come round; never, when it does not any more. */

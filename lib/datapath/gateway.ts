@@ -93,6 +93,14 @@ export class Gateway implements Pipeline {
     return this.#core.results;
   }
 
+  get row(): number {
+    return this.#core.packet.row;
+  }
+
+  get nowMs(): number {
+    return this.#core.nowMs;
+  }
+
   use(snapshot: Snapshot): void {
     this.#core.use(snapshot);
     this.#dsr.use();

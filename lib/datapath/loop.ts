@@ -4,6 +4,7 @@ import type { GarbageCollector } from '../conntrack/gc.js';
 import type { BatchDevice } from '../io/device.js';
 import type { Pipeline } from './pipeline.js';
 import { STAT_BATCH_SIZES, STAT_BATCH_TIMES, STAT_IDLE_WAKEUPS, STAT_SLOWEST_BATCH_MS } from './stats.js';
+import type { Tap } from './tap.js';
 
 /** Records a pass of the garbage collector looks at between two batches: well under 1 ms. */
 const GC_SLICE_RECORDS = 2048;
@@ -19,6 +20,8 @@ export interface Control {
 export interface LoopParts {
   readonly device: BatchDevice;
   readonly pipeline: Pipeline;
+  /** What the pipeline sends through. */
+  readonly tap: Tap;
   readonly collector: GarbageCollector;
   readonly clock: Clock;
   readonly control: Control;
@@ -32,7 +35,7 @@ export interface LoopParts {
  *
  * @throws WeirError DEVICE_FAILED from the device.
  */
-export function runLoop({ device, pipeline, collector, clock, control, stats }: LoopParts): void {
+export function runLoop({ device, pipeline, tap, collector, clock, control, stats }: LoopParts): void {
   let nowMs = clock.nowMs();
   let flushAtMs = pipeline.flushDue(nowMs);
   for (;;) {
@@ -41,7 +44,9 @@ export function runLoop({ device, pipeline, collector, clock, control, stats }: 
     const count = device.receive(waitMs);
     nowMs = clock.nowMs();
     if (count > 0) {
+      if (tap.isOn) tap.before(device.rx);
       pipeline.process(device.rx, nowMs);
+      if (tap.isOn) tap.after(device.rx, nowMs);
       const tookMs = clock.nowMs() - nowMs;
       observe(stats, STAT_BATCH_SIZES, count);
       observe(stats, STAT_BATCH_TIMES, tookMs * 1000);

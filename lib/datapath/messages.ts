@@ -1,6 +1,7 @@
 import type { DeviceFeatures } from '../io/device.js';
 import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
+import type { CaptureRequest } from './tap.js';
 
 /** What the main thread tells the data path. Posted on its port, followed by a wake-up. */
 export type ToDataPath =
@@ -22,6 +23,8 @@ export type ToDataPath =
       /** The whole of a buffer, RECORD_WORDS each. */
       readonly records: Int32Array;
     }
+  /** Capture packets; null: no more. */
+  | { readonly type: 'capture'; readonly request: CaptureRequest | null }
   /** Tell what is known besides tables and snapshot that bears on a packet; answered with `recalled`. */
   | { readonly type: 'recall'; readonly id: number; readonly query: RecollectionQuery }
   /** Count the clients that affinity remembers, a slice of them (balance/affinity.ts); answered with `affinity`. */

@@ -131,6 +131,14 @@ export class Node implements Pipeline {
     return this.#core.results;
   }
 
+  get row(): number {
+    return this.#core.packet.row;
+  }
+
+  get nowMs(): number {
+    return this.#core.nowMs;
+  }
+
   use(snapshot: Snapshot): void {
     this.#core.use(snapshot);
   }

@@ -13,6 +13,7 @@ import {
   TYPE_SVC,
   UNREPLIED,
 } from '../conntrack/record.js';
+import type { Records } from '../conntrack/table-reader.js';
 import { PROTO_TCP } from '../wire/ipv4.js';
 import {
   BACKEND_FLAGS,
@@ -23,12 +24,6 @@ import {
   type Snapshot,
   TAKES_NEW,
 } from './snapshot.js';
-
-/** Where records lie: the flow table, or another thread's copy of one. */
-interface Records {
-  readonly words: Int32Array;
-  readonly bytes: Uint8Array;
-}
 
 /**
  * Whether a live flow will pick a backend again with its next packet from the client, of TCP with its next SYN: its backend takes

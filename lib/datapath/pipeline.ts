@@ -7,6 +7,10 @@ export interface Pipeline {
   /** Row i tells what became of packet i of the last batch. */
   readonly results: Results;
 
+  /** The row of the packet in hand, BATCH_PACKETS where it is none of the batch; and the moment it is looked at. */
+  readonly row: number;
+  readonly nowMs: number;
+
   /** Makes `snapshot` the configuration from the next batch on. */
   use(snapshot: Snapshot): void;
 

@@ -19,6 +19,7 @@ const UNWATCHED = -1;
 export function trackPacket(core: Core, table: FlowTable, record: number, isReply: boolean, isNew: boolean): void {
   const { packet, bytes, view, snapshot, nowMs } = core;
   const { l4 } = packet;
+  if (isNew) core.results.isNew[packet.row] = 1;
   const before = table.isWatched ? table.bytes[record * RECORD_BYTES + STATE]! : UNWATCHED;
   if (packet.protocol === PROTO_TCP) {
     const flags = tcp.flags(bytes, l4);

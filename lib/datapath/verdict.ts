@@ -23,6 +23,8 @@ export interface Results {
   readonly backend: Int32Array;
   /** STATE_* after the packet. */
   readonly state: Uint8Array;
+  /** 1: its flow begins with it. Set, and cleared by whoever reads it: most of the time nobody does. */
+  readonly isNew: Uint8Array;
 }
 
 export function makeResults(capacity: number): Results {
@@ -33,6 +35,7 @@ export function makeResults(capacity: number): Results {
     service: new Int32Array(capacity),
     backend: new Int32Array(capacity),
     state: new Uint8Array(capacity),
+    isNew: new Uint8Array(capacity),
   };
 }
 

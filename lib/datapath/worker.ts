@@ -14,6 +14,7 @@ import type { FromDataPath, ToDataPath } from './messages.js';
 import { Node } from './node.js';
 import type { Snapshot } from './snapshot.js';
 import { attachTables, type MappedTables, type Tables } from './tables.js';
+import { Tap } from './tap.js';
 
 /**
  * The data path's thread. It never returns to its event loop: messages are taken synchronously from the port, after the main
@@ -62,10 +63,11 @@ function main(): void {
     const events = new EventWriter(setup.events);
     const tcp = new FlowTable(tables.tcp, events);
     const any = new FlowTable(tables.any, events);
+    const tap = new Tap(device);
     const parts = {
       tcp,
       any,
-      output: device,
+      output: tap,
       random: systemRandom(),
       stats: setup.stats,
       ...(setup.recovering ? { recoveringSince: clock.nowMs() } : {}),
@@ -74,6 +76,7 @@ function main(): void {
       errors === undefined
         ? new Node(parts, (address, port, protocol) => post({ type: 'endpoint', address, port, protocol }))
         : new Gateway({ ...parts, errors });
+    tap.attach(pipeline);
     pipeline.use(setup.snapshot);
     const collector = new GarbageCollector([tcp, any], clock.nowMs(), setup.gcIntervalMs);
     const problem = setup.snapshot.tunnel.address === 0 ? '' : (errors?.problem ?? '');
@@ -104,6 +107,9 @@ function main(): void {
             post({ type: 'adopted', id: message.id, outcomes });
             break;
           }
+          case 'capture':
+            tap.use(message.request);
+            break;
           case 'recall': {
             const recollection = pipeline instanceof Gateway ? pipeline.recall(message.query) : null;
             post({ type: 'recalled', id: message.id, recollection });
@@ -126,6 +132,7 @@ function main(): void {
     runLoop({
       device,
       pipeline,
+      tap,
       collector,
       clock,
       stats,

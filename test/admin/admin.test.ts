@@ -88,13 +88,16 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/ct/watch?count=1', 400, /no parameter "count"/],
     ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
     ['POST', '/v1/ct/watch', 405, /does not take POST/],
-    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
-    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
-    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
     ['GET', '/v1/explain?protocol=tcp', 400, /no parameter "protocol"/],
     ['POST', '/v1/explain', 405, /does not take POST/],
     ['GET', '/v1/plan', 405, /does not take GET/],
     ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
+    ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
+    ['GET', '/v1/capture?count=0', 400, /count "0" is no number from 1 on/],
+    ['GET', '/v1/capture?snaplen=20', 400, /snaplen "20" is no number from 24 on/],
+    ['GET', '/v1/capture?state=SYN_SENT', 400, /no parameter "state"/],
+    ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
+    ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);
@@ -299,6 +302,51 @@ t.test('sockets', async (t) => {
     await admin.close();
   });
 
+  t.test('clients that are slow, silent or many are cut, and others served meanwhile', async (t) => {
+    const socket = join(folder, 'limits.sock');
+    const port = await freePort();
+    const limits = { connections: 20, requestMs: 50, keepAliveMs: 50, silenceMs: 200, lookMs: 10 };
+    const admin = await serveAdmin(weir, { socket, listen: { host: '127.0.0.1', port } }, limits);
+    const began = [
+      ['nothing at all', ''],
+      ['half a head', 'GET /healthz HTTP/1.1\r\nhost: x\r\n'],
+      ['a head without its body', 'POST /healthz HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n'],
+      [
+        'a body that never ends',
+        'POST /healthz HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabcde\r\n',
+      ],
+      ['an answer, and nothing more', 'GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n'],
+      ['no HTTP', '\x16\x03\x01\x02\x00'],
+    ] as const;
+    for (const [place, where] of [
+      ['tcp', { port, host: '127.0.0.1' }],
+      ['socket', { path: socket }],
+    ] as const) {
+      for (const [what, text] of began) {
+        // Whoever may open the socket may take its time with a body.
+        if (place === 'socket' && /body/.test(what)) continue;
+        const client = connect(where);
+        client
+          .on('error', () => {})
+          .resume()
+          .write(text);
+        await once(client, 'close');
+        t.pass(`${place}: ${what}`);
+      }
+    }
+    const many = Array.from({ length: 60 }, () =>
+      connect({ port, host: '127.0.0.1' })
+        .on('error', () => {})
+        .resume(),
+    );
+    const closed = many.map((each) => once(each, 'close'));
+    await Promise.race(closed);
+    t.match(await get(socket, '/healthz'), 'ok', 'the port is full, the socket is not');
+    await Promise.all(closed);
+    t.equal((await fetch(`http://127.0.0.1:${port}/healthz`)).status, 200, 'and then there is room again');
+    await admin.close();
+  });
+
   t.test('closing waits for nobody', async (t) => {
     const socket = join(folder, 'busy.sock');
     weir.chunks = function* () {
@@ -371,6 +419,12 @@ t.test('sockets', async (t) => {
     const lines = await createApp(weir, 'all').request('/v1/events?count=1');
     t.equal(lines.headers.get('content-type'), 'application/x-ndjson');
     t.equal(await lines.text(), weir.events.at(-1));
+    const file = await createApp(weir, 'all').request('/v1/capture?service=web&count=5&seconds=2&snaplen=64');
+    t.equal(file.headers.get('content-type'), 'application/x-pcapng');
+    t.equal(await file.text(), weir.events.join(''));
+    t.equal(weir.asked.at(-1), 'capture {"service":"web","count":5,"seconds":2,"snapBytes":64}');
+    await (await createApp(weir, 'all').request('/v1/capture')).body!.cancel();
+    t.equal(weir.asked.at(-1), 'capture closed');
     const following = await createApp(weir, 'all').request('/v1/events?follow=true');
     const first = following.body!.getReader();
     t.equal(new TextDecoder().decode((await first.read()).value), weir.events[0]);
@@ -525,4 +579,12 @@ async function leaveSocket(path: string): Promise<void> {
   await new Promise<void>((resolve) => server.listen(`${path}.live`, resolve));
   linkSync(`${path}.live`, path);
   await new Promise((resolve) => server.close(resolve));
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as { port: number };
+  await new Promise((resolve) => server.close(resolve));
+  return port;
 }

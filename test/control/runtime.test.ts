@@ -9,6 +9,7 @@ import {
   existsSync,
   mkdirSync,
   mkdtempSync,
+  readFileSync,
   renameSync,
   rmSync,
   statSync,
@@ -122,6 +123,24 @@ class Run {
     this.#child.kill(signal);
   }
 }
+
+/** A thousand connections to each place the API is served at: every second says nothing, the others half a head. */
+const CROWD = `
+const { connect } = require('node:net');
+let next = 0;
+function more() {
+  const i = next++;
+  if (i === 2050) console.log('all');
+  if (i >= 2000) return;
+  const where = i % 2 ? { port: 9650, host: '127.0.0.1' } : { path: process.argv[1] };
+  const client = connect(where, () => {
+    if (i % 4 > 1) client.write('GET /v1/status HTTP/1.1\\r\\nhost: x\\r\\n');
+    more();
+  });
+  client.on('error', (error) => console.error(error.message));
+}
+for (let i = 0; i < 51; i++) more();
+`;
 
 const HOLD_PORT = `require('node:net').createServer().listen(9650, '127.0.0.1', () => console.log('held'))`;
 
@@ -426,13 +445,15 @@ t.test('a running weir', options, async (t) => {
       run.kill('SIGHUP');
       ({ lines, at } = await manager.datagram((line) => line === 'RELOADING=1', at + 1));
       t.match(lines[1], /^MONOTONIC_USEC=\d+$/);
-      ({ lines, at } = await manager.datagram((line) => line === 'READY=1', at + 1));
-      t.equal(lines[1], `STATUS=${status}`);
+      // The watch of the file may have come before the signal, or in its middle.
+      ({ lines, at } = await manager.datagram((line) => line === `STATUS=${status}`, at + 1));
+      t.equal(lines[0], 'READY=1');
     }
 
     const logged = weir('events', '-o', 'json', '--socket', socket).stdout.trimEnd().split('\n');
+    t.ok(run.log.length > 6);
     t.strictSame(
-      logged,
+      logged.slice(0, run.log.length),
       run.log.map((line) => JSON.stringify(line)),
       'all that was logged',
     );
@@ -456,10 +477,61 @@ t.test('a running weir', options, async (t) => {
     t.equal(value('weir_batch_packets_sum'), value('weir_device_packets_total{direction="rx"}'));
     t.notMatch(scrape, 'backend="b2"', 'what has left has no series');
 
+    const file = join(folder, 'dns.pcapng');
+    const command = ['netns', 'exec', namespace, process.execPath, program, 'capture', '--service', 'dns', '-w', file];
+    const capture = spawn('ip', [...command, '--socket', socket], { stdio: ['ignore', 'ignore', 'pipe'] });
+    const over = new Promise((resolve) => capture.on('close', resolve));
+    let said = '';
+    capture.stderr.on('data', (chunk) => (said += chunk));
+    await run.event('capture-begun');
+    const sizes = async (isEnough: (bytes: number) => boolean): Promise<number> => {
+      for (;;) {
+        const bytes = existsSync(file) ? statSync(file).size : 0;
+        if (isEnough(bytes)) return bytes;
+        await new Promise((resolve) => setTimeout(resolve, 20));
+      }
+    };
+    const head = await sizes((bytes) => bytes > 0);
+    sendDatagram();
+    await sizes((bytes) => bytes > head);
+    t.match(weir('capture', '-w', join(folder, 'second'), '--socket', socket), {
+      code: 1,
+      stderr: /capture is running already/,
+    });
+    capture.kill('SIGINT');
+    t.equal(await over, 0);
+    t.equal(said, 'weir: 1 packet in, 1 out; none lost.\n');
+    t.match(readFileSync(file, 'latin1'), /in: dns -> b1 10\.2\.0\.11:53, new, maglev.*out of packet 1/s);
+    t.equal(statSync(file).mode & 0o777, 0o600);
+    t.match(await run.event('capture-ended'), { in: 1, out: 1, lost: 0 });
+
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
     await manager.datagram((line) => line === 'STOPPING=1', at + 1);
     t.pass('and of the end');
+  });
+
+  t.test('a thousand clients that say nothing, or not enough, change nothing', async (t) => {
+    write([B1]);
+    const run = new Run();
+    await run.event('ready');
+    const crowd = spawn('ip', ['netns', 'exec', namespace, process.execPath, '-e', CROWD, socket], { stdio: 'pipe' });
+    t.teardown(() => crowd.kill());
+    await new Promise((resolve) => crowd.stdout.once('data', resolve));
+    const received = (): number => ask<{ traffic: { rxPackets: number } }>('status').traffic.rxPackets;
+    const before = received();
+    for (let i = 0; i < 3; i++) sendDatagram();
+    t.equal(received(), before + 3, 'packets go on, and are told of');
+    const url = 'http://127.0.0.1:9650';
+    t.match(inside('curl', '-s', `${url}/metrics`).stdout, 'weir_batches_total');
+    const status = (...args: string[]): string =>
+      inside('curl', '-s', '-o', '/dev/null', '-w', '%{http_code}', ...args).stdout;
+    t.equal(status('-X', 'DELETE', `${url}/v1/status`), '405');
+    t.equal(status('--data-binary', `@${process.execPath}`, `${url}/v1/status`), '413', 'a hundred megabytes');
+    t.equal(status('--unix-socket', socket, '--data-binary', `@${process.execPath}`, 'http://weir/v1/reload'), '413');
+    t.equal(status(`${url}/healthz`), '200');
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0, 'and the end waits for none of them');
   });
 
   t.test('the device goes away', async (t) => {

@@ -6,6 +6,7 @@ import { GarbageCollector } from '../../lib/conntrack/gc.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
 import { runLoop } from '../../lib/datapath/loop.js';
 import * as STATS from '../../lib/datapath/stats.js';
+import { Tap } from '../../lib/datapath/tap.js';
 import { makeResults } from '../../lib/datapath/verdict.js';
 import { MemoryDevice } from '../../lib/io/memory-device.js';
 
@@ -18,6 +19,8 @@ function run(...batches: readonly (readonly [number, number])[]): Float64Array {
   device.receive = () => batches[next]?.[0] ?? -1;
   const pipeline = {
     results: makeResults(1),
+    row: 0,
+    nowMs: 0,
     use() {},
     process: () => clock.advance(batches[next]![1]),
     flushDue: () => Number.POSITIVE_INFINITY,
@@ -30,7 +33,7 @@ function run(...batches: readonly (readonly [number, number])[]): Float64Array {
     handle: () => true,
   };
   const collector = new GarbageCollector([new FlowTable(allocateTable(16))], 1000);
-  runLoop({ device, pipeline, collector, clock, control, stats });
+  runLoop({ device, pipeline, tap: new Tap(device), collector, clock, control, stats });
   return stats;
 }
 

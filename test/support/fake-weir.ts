@@ -5,6 +5,8 @@ import type { FlowFilter } from '../../lib/control/flows.js';
 import type { PlanView } from '../../lib/control/plan/plan-view.js';
 import {
   type BackendView,
+  type Capture,
+  type CaptureOptions,
   type ConntrackView,
   type DrainView,
   type ImportView,
@@ -181,6 +183,12 @@ export class FakeWeir implements RunningWeir {
     const watch = new FakeWatch(this.events);
     this.watches.push(watch);
     return watch;
+  }
+
+  capture(options: CaptureOptions): Capture {
+    this.asked.push(`capture ${JSON.stringify(options)}`);
+    const chunks = this.events.map((text) => new TextEncoder().encode(text));
+    return { next: async () => chunks.shift() ?? null, close: () => void this.asked.push('capture closed') };
   }
 
   logged(count: number): readonly string[] {

@@ -15,6 +15,7 @@ import { Gateway } from '../../lib/datapath/gateway.js';
 import { Node } from '../../lib/datapath/node.js';
 import type { Pipeline } from '../../lib/datapath/pipeline.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
+import { Tap } from '../../lib/datapath/tap.js';
 import { DIRECTION_NAMES, VERDICT_NAMES } from '../../lib/datapath/verdict.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
 
@@ -48,6 +49,7 @@ export class TestPipeline {
   /** As the main thread sees the tables. */
   readonly readers: { readonly tcp: TableReader; readonly any: TableReader };
   readonly device: MemoryDevice;
+  readonly tap: Tap;
   readonly stats = allocateStats();
   readonly identities = new Identities();
   readonly down = new Set<number>();
@@ -69,6 +71,7 @@ export class TestPipeline {
   ) {
     const secret = { k0: seed, k1: ~seed };
     this.device = device;
+    this.tap = new Tap(device);
     const events = new EventWriter(this.events);
     const tables = { tcp: allocateTable(tcpEntries, secret), any: allocateTable(anyEntries, secret) };
     this.tcp = new FlowTable(tables.tcp, events);
@@ -77,7 +80,7 @@ export class TestPipeline {
     const parts = {
       tcp: this.tcp,
       any: this.any,
-      output: this.device,
+      output: this.tap,
       random: seededRandom(seed),
       stats: this.stats,
       ...(recovering ? { recoveringSince: this.nowMs } : {}),
@@ -85,6 +88,7 @@ export class TestPipeline {
     };
     const config = parse(source);
     this.pipeline = config.role === 'node' ? new Node(parts, ask) : new Gateway(parts);
+    this.tap.attach(this.pipeline);
     this.configure(config);
   }
 
@@ -121,7 +125,9 @@ export class TestPipeline {
     this.device.push(...packets.map((packet) => (packet instanceof Uint8Array ? { bytes: packet } : packet)));
     const count = this.device.receive();
     this.device.sent = [];
+    if (this.tap.isOn) this.tap.before(this.device.rx);
     this.pipeline.process(this.device.rx, this.nowMs);
+    if (this.tap.isOn) this.tap.after(this.device.rx, this.nowMs);
     const { verdict, reason, direction, service, backend, state } = this.pipeline.results;
     return Array.from({ length: count }, (_, i) => ({
       verdict: VERDICT_NAMES[verdict[i]!]!,

@@ -129,7 +129,9 @@ t.test('every route of the admin API is documented: where it is served, its para
     const answer = await app.request(path.endsWith('drain') ? `${path}?service=web&backend=b1` : path, { method });
     t.strictSame(shapeOf(JSON.parse(example)), shapeOf(await answer.json()), `the answer of ${route}`);
   }
-  const views = read('lib/control/view.ts');
+  const views = ['view', 'plan/plan-view', 'explain/explain-view']
+    .map((name) => read(`lib/control/${name}.ts`))
+    .join('');
   for (const [, name] of text.matchAll(/\b([A-Z]\w+View)\b/g)) t.match(views, `export interface ${name} `, name);
 });
 

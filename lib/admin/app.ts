@@ -1,5 +1,5 @@
 import { setImmediate, setTimeout } from 'node:timers/promises';
-import { type Context, Hono } from 'hono';
+import { type Context, Hono, type MiddlewareHandler } from 'hono';
 import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
 import { FLOW_FORMATS, type FlowFormat } from '../control/flow-formats.js';
@@ -10,8 +10,9 @@ import type { ErrorView, RunningWeir, Watch } from '../control/view.js';
 import { createMetrics, type Metrics } from './metrics.js';
 import { Pace } from './pace.js';
 
-/** Where no body matters. */
+/** Where no body matters, and where it is a configuration. */
 const MAX_BODY_BYTES = 64 * 1024;
+const MAX_FILE_BYTES = 64 * 1024 * 1024;
 
 const LINES_TYPE = 'application/x-ndjson';
 
@@ -20,8 +21,8 @@ export interface Route {
   readonly path: string;
   /** Served on the TCP listener too. */
   readonly isPublic?: true;
-  /** Its body is read as it comes, however long it is. */
-  readonly takesBody?: true;
+  /** MAX_BODY_BYTES when absent; Infinity: it is read as it comes. */
+  readonly maxBodyBytes?: number;
   /** The query it understands; others are refused. */
   readonly parameters: readonly string[];
   answer(context: Context, weir: RunningWeir, metrics: Metrics): Response | Promise<Response>;
@@ -31,6 +32,8 @@ const FILTER_KEYS = ['service', 'backend', 'client', 'state'] as const satisfies
 const LIST_KEYS = [...FILTER_KEYS, 'format'] as const;
 const CAPTURE_KEYS = ['service', 'backend', 'client', 'count', 'seconds', 'snaplen'] as const;
 const EVENTS_KEYS = ['count', 'follow'] as const;
+const EXPLAIN_KEYS = ['proto', 'src', 'dst', 'flags', 'packet', 'without', 'assumeDown'] as const;
+const PLAN_KEYS = ['name'] as const;
 const BACKEND_KEYS = ['service', 'backend'] as const;
 
 /** The whole API, as docs/api.md explains it; the types of its answers are in control/view.ts. */
@@ -45,10 +48,12 @@ export const ROUTES: readonly Route[] = [
   get('/v1/ct/export', FILTER_KEYS, exportFlows),
   get('/v1/capture', CAPTURE_KEYS, capture),
   get('/v1/events', EVENTS_KEYS, listEvents),
-  { ...post('/v1/ct/import', [], importFlows), takesBody: true },
+  { ...post('/v1/ct/import', [], importFlows), maxBodyBytes: Number.POSITIVE_INFINITY },
   post('/v1/ct/flush', FILTER_KEYS, flushFlows),
   post('/v1/drain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, true)),
   post('/v1/undrain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, false)),
+  get('/v1/explain', EXPLAIN_KEYS, explain),
+  { ...post('/v1/plan', PLAN_KEYS, plan), maxBodyBytes: MAX_FILE_BYTES },
   post('/v1/reload', [], reload),
 ];
 
@@ -65,12 +70,8 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
   const metrics = createMetrics(weir);
   const routes = ROUTES.filter(({ isPublic }) => isPublic || only === 'all');
   const app = new Hono();
-  const limit = bodyLimit({
-    maxSize: MAX_BODY_BYTES,
-    onError: (context) => refuse(context, 413, `the body is larger than ${MAX_BODY_BYTES} bytes`, 'Send none.'),
-  });
-  for (const { method, path, takesBody, parameters, isPublic, answer } of routes) {
-    if (!takesBody) app.use(path, limit);
+  for (const { method, path, maxBodyBytes = MAX_BODY_BYTES, parameters, isPublic, answer } of routes) {
+    if (maxBodyBytes !== Number.POSITIVE_INFINITY) app.use(path, limitTo(maxBodyBytes));
     app.on(method, path, (context) => {
       // Whoever probes or scrapes may have parameters of its own.
       if (!isPublic) requireKnown(context, parameters);
@@ -86,6 +87,12 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
   );
   app.onError((error, context) => answerError(context, error));
   return app;
+}
+
+function limitTo(bytes: number): MiddlewareHandler {
+  const message = `the body is larger than ${bytes} bytes`;
+  const remedy = bytes === MAX_BODY_BYTES ? 'Send none.' : 'Send a configuration.';
+  return bodyLimit({ maxSize: bytes, onError: (context) => refuse(context, 413, message, remedy) });
 }
 
 function scrape(context: Context, weir: RunningWeir, metrics: Metrics): Response {
@@ -172,6 +179,18 @@ async function setDrained(context: Context, weir: RunningWeir, isDrained: boolea
   const { service, backend } = queryOf(context, BACKEND_KEYS);
   if (!service || !backend) throw new WeirError('USAGE', 'a parameter is missing', 'Give service and backend.');
   return context.json(await weir.setDrained(service, backend, isDrained));
+}
+
+/** `without` and `assumeDown` may be there more than once. */
+async function explain(context: Context, weir: RunningWeir): Promise<Response> {
+  const query = queryOf(context, EXPLAIN_KEYS);
+  const { without = [], assumeDown = [] } = context.req.queries();
+  return context.json(await weir.explain({ ...query, without, assumeDown }));
+}
+
+async function plan(context: Context, weir: RunningWeir): Promise<Response> {
+  const { name = 'the file' } = queryOf(context, PLAN_KEYS);
+  return context.json(await weir.plan(name, await context.req.text()));
 }
 
 async function reload(context: Context, weir: RunningWeir): Promise<Response> {

@@ -22,8 +22,16 @@ const WAYS = 4;
 const BURST_MS = 1000;
 
 export class ClientRates {
-  readonly #doubles = new Float64Array(SETS * WAYS * 2);
-  readonly #words = new Int32Array(this.#doubles.buffer);
+  readonly #doubles: Float64Array;
+  readonly #words: Int32Array;
+  readonly #mask: number;
+
+  /** @param sets a power of two */
+  constructor(sets = SETS) {
+    this.#doubles = new Float64Array(sets * WAYS * 2);
+    this.#words = new Int32Array(this.#doubles.buffer);
+    this.#mask = sets - 1;
+  }
 
   /**
    * Whether a client may open one more connection now.
@@ -48,8 +56,22 @@ export class ClientRates {
     this.#doubles[at * 2 + 1] = before + BURST_MS / perSecond;
   }
 
+  /** When the bucket of a client will be full; null: it is. */
+  recall(service: number, client: number, hash: number): number | null {
+    const at = this.#find(service, client, hash);
+    return at < 0 ? null : this.#doubles[at * 2 + 1]!;
+  }
+
+  /** Goes on from what others have recalled. */
+  assume(service: number, client: number, hash: number, fullAtMs: number | null): void {
+    const found = this.#find(service, client, hash);
+    if (found < 0 && fullAtMs === null) return;
+    const at = found < 0 ? this.#claim(service, client, hash) : found;
+    this.#doubles[at * 2 + 1] = fullAtMs ?? 0;
+  }
+
   #find(service: number, client: number, hash: number): number {
-    const first = setOf(hash);
+    const first = this.#setOf(hash);
     for (let at = first; at < first + WAYS; at++) {
       if (this.#words[at * 4] === service && this.#words[at * 4 + 1] === client) return at;
     }
@@ -57,7 +79,7 @@ export class ClientRates {
   }
 
   #claim(service: number, client: number, hash: number): number {
-    const first = setOf(hash);
+    const first = this.#setOf(hash);
     let at = first;
     for (let other = first + 1; other < first + WAYS; other++) {
       if (this.#doubles[other * 2 + 1]! < this.#doubles[at * 2 + 1]!) at = other;
@@ -66,8 +88,8 @@ export class ClientRates {
     this.#words[at * 4 + 1] = client;
     return at;
   }
-}
 
-function setOf(hash: number): number {
-  return (hash & (SETS - 1)) * WAYS;
+  #setOf(hash: number): number {
+    return (hash & this.#mask) * WAYS;
+  }
 }

@@ -9,7 +9,8 @@ export interface Call {
   readonly socket: string;
   readonly method?: 'GET' | 'POST';
   readonly path: string;
-  readonly query?: Readonly<Record<string, string | undefined>>;
+  /** A list stands for a parameter that is there several times. */
+  readonly query?: Readonly<Record<string, string | readonly string[] | undefined>>;
   /** Cuts the call short; it fails then. */
   readonly signal?: AbortSignal;
   /** Called when weir has accepted it. */
@@ -60,7 +61,9 @@ async function* bodyOf(response: IncomingMessage): AsyncGenerator<Uint8Array> {
 
 function open({ socket, method = 'GET', path, query = {}, signal, body, sent }: Call): Promise<IncomingMessage> {
   const parameters = new URLSearchParams();
-  for (const [key, value] of Object.entries(query)) if (value !== undefined) parameters.set(key, value);
+  for (const [key, value = []] of Object.entries(query)) {
+    for (const each of typeof value === 'string' ? [value] : value) parameters.append(key, each);
+  }
   return new Promise((resolve, reject) => {
     const where = { socketPath: socket, path: `${path}?${parameters}`, method };
     const message = request(signal === undefined ? where : { ...where, signal }, resolve);

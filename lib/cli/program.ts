@@ -78,6 +78,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   settle(program);
   addFileCommands(program, parts, exit);
   addRunningCommands(program);
+  addForesight(program);
   addLabCommands(program, parts, exit);
   command(program, 'completion', 'Print a script that completes commands and options in a shell.', 'completion bash')
     .addHelpText(
@@ -213,6 +214,46 @@ function addRunningCommands(program: Command): void {
     .option('--all', 'every connection; needed when there is no filter')
     .addOption(table())
     .action(async (options) => (await running()).ctFlush(options));
+}
+
+/** What would happen, and does not. */
+function addForesight(program: Command): void {
+  withSocket(
+    withConfig(
+      command(
+        program,
+        'plan',
+        'Show what a reload of a file would change; changes nothing. Exits with 3 when there is something, else with 0.',
+        'plan -c new.yaml',
+      ),
+    ),
+  )
+    .option('--from <file>', 'compare with this file instead of with a running weir')
+    .addOption(output(['table', 'json']))
+    .action(async (options) => (await import('./plan.js')).plan(options));
+
+  const list = (each: string, before: string[]): string[] => [...before, each];
+  withSocket(
+    command(
+      program,
+      'explain',
+      'Show what would become of a packet, and why; nothing is sent.',
+      'explain tcp 10.1.0.2:40000 10.96.0.10:80\n  weir explain tcp 10.1.0.2:40000 10.96.0.10:80 --flags ack --without web/b1' +
+        '\n  weir explain -c weir.yaml udp 10.1.0.2:5353 10.96.0.10:53',
+    ),
+  )
+    .argument('[proto]', 'tcp, udp, or icmp (an echo request, whose ends have no ports)')
+    .argument('[source]', 'ADDRESS:PORT')
+    .argument('[destination]', 'ADDRESS:PORT')
+    .option('--flags <names>', 'of tcp, with commas: syn (the default), ack, fin, rst, psh, urg, ece, cwr, none')
+    .option('--packet <hex>', 'instead of its ends: the packet from its IP header on')
+    .option('--without <backend>', 'as if SERVICE/BACKEND had left the file; may be repeated', list, [])
+    .option('--assume-down <backend>', 'as if the check of SERVICE/BACKEND failed; may be repeated', list, [])
+    .option('-c, --config <file>', 'by this file and with an empty table, instead of by a running weir')
+    .addOption(output(['table', 'json']))
+    .action(async (proto, source, destination, options) =>
+      (await import('./explain.js')).explain([proto, source, destination], options),
+    );
 }
 
 function addLabCommands(program: Command, parts: Parts, exit: (code: number) => void): void {

@@ -28,7 +28,8 @@ const MAX_INTERVAL_MS = 24 * HOUR_MS;
 const MAX_DURATION_MS = 8760 * HOUR_MS;
 const A_DURATION = 'a duration: whole numbers with the units h, m, s, ms, in this order, such as 90s or 2h13m20s';
 /** 2 GiB of records. */
-const MAX_ENTRIES = 1 << 24;
+/** As many as a flow table can number (conntrack/memory.ts). */
+export const MAX_ENTRIES = 0x7fffff;
 const MAX_PER_SECOND = 1_000_000;
 const MAX_BODY_TEXT = 1024;
 /** A Maglev entry is the number of a backend in 16 bits. */

@@ -38,10 +38,16 @@ import { VNET_HEADER_BYTES } from '../wire/vnet.js';
  * One writer, the data path. Time is handed in: call `expire` first whenever the clock has moved.
  */
 export class FragmentTracker<Decision> {
-  readonly #decisions = new LRUCache<string, { decision: Decision; expiresMs: number }>({ max: FRAGMENT_ENTRIES });
+  readonly #decisions: LRUCache<string, Decided<Decision>>;
   readonly #waiting = new Map<string, HeldFragment[]>();
   /** All held fragments by arrival, which is also the order of their expiry. */
   readonly #held = new Set<HeldFragment>();
+  /** What a tracker holds that this one goes on from, besides what it was given. */
+  #heldElsewhere = 0;
+
+  constructor(max = FRAGMENT_ENTRIES) {
+    this.#decisions = new LRUCache({ max });
+  }
 
   /** How many fragments are held. */
   get heldCount(): number {
@@ -82,7 +88,7 @@ export class FragmentTracker<Decision> {
    * @returns 0, or the id of `fragment-limit`: too many are held, in all or of this datagram.
    */
   hold(view: DataView, bytes: Uint8Array, at: number, length: number, nowMs: number): number {
-    if (this.#held.size >= HELD_FRAGMENTS) return REASON['fragment-limit'];
+    if (this.#held.size + this.#heldElsewhere >= HELD_FRAGMENTS) return REASON['fragment-limit'];
     const key = keyOfDatagram(
       ipv4.source(view, at),
       ipv4.destination(view, at),
@@ -117,6 +123,24 @@ export class FragmentTracker<Decision> {
     return fragments;
   }
 
+  /** All that bears on the fragments of one datagram, and changes nothing. */
+  recall(source: number, destination: number, protocol: number, id: number): DatagramMemory<Decision> {
+    const key = keyOfDatagram(source, destination, protocol, id);
+    const held = this.#waiting.get(key) ?? NONE;
+    return { key, decided: this.#decisions.peek(key) ?? null, held, heldElsewhere: this.#held.size - held.length };
+  }
+
+  /** Goes on from what another tracker has recalled, and holds nothing else. */
+  assume({ key, decided, held, heldElsewhere }: DatagramMemory<Decision>): void {
+    if (decided === null) this.#decisions.delete(key);
+    else this.#decisions.set(key, decided);
+    this.#waiting.clear();
+    this.#held.clear();
+    if (held.length > 0) this.#waiting.set(key, [...held]);
+    for (const fragment of held) this.#held.add(fragment);
+    this.#heldElsewhere = heldElsewhere;
+  }
+
   /** Throws away the fragments that have waited HELD_FRAGMENT_MS. Returns how many: each is a `fragment-expired`. */
   expire(nowMs: number): number {
     let count = 0;
@@ -130,6 +154,21 @@ export class FragmentTracker<Decision> {
     }
     return count;
   }
+}
+
+interface Decided<Decision> {
+  readonly decision: Decision;
+  readonly expiresMs: number;
+}
+
+/** What is known of one datagram's fragments. */
+export interface DatagramMemory<Decision> {
+  readonly key: string;
+  readonly decided: Decided<Decision> | null;
+  /** In the order of their arrival. */
+  readonly held: readonly HeldFragment[];
+  /** Held of all other datagrams. */
+  readonly heldElsewhere: number;
 }
 
 /** A fragment that waits, or has been released. */

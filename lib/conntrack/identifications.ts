@@ -14,7 +14,11 @@ import { keyOfDatagram } from './fragments.js';
  * decisions of first fragments; one writer, the data path; it allocates, being the slow path.
  */
 export class IdentificationTable {
-  readonly #holders = new LRUCache<string, Holder>({ max: FRAGMENT_ENTRIES });
+  readonly #holders: LRUCache<string, Holder>;
+
+  constructor(max = FRAGMENT_ENTRIES) {
+    this.#holders = new LRUCache({ max });
+  }
 
   /**
    * The identification that the datagram (source, destination, protocol, id), as it arrived, is to have between two other

@@ -28,6 +28,14 @@ export class OpenCounts {
     this.backends[backend]! += count;
   }
 
+  /** Takes these for the numbers, by id, and all others for 0. */
+  assume(services: readonly (readonly [id: number, count: number])[], backends: typeof services): void {
+    this.services.fill(0);
+    this.backends.fill(0);
+    for (const [id, count] of services) this.services[id] = count;
+    for (const [id, count] of backends) this.backends[id] = count;
+  }
+
   /** Counts the records that are there already, of memory that another thread or an earlier run has filled. */
   recount(words: Int32Array, bytes: Uint8Array, highWater: number): void {
     this.services.fill(0);

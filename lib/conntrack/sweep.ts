@@ -34,6 +34,11 @@ export class ExpirySweep {
     this.#doubles = doubles;
   }
 
+  /** Whether there is a connection in this record. */
+  protected isUsed(record: number): boolean {
+    return this.#words[record * RECORD_WORDS + COMMIT] !== 0;
+  }
+
   /** Whether there may be an expired record: by what sweeps have seen, none is known to be. */
   mayFind(nowMs: number): boolean {
     return Math.min(this.#figures[EARLIEST]!, this.#figures[EARLIEST_SINCE]!) <= nowMs;
@@ -55,7 +60,7 @@ export class ExpirySweep {
         figures[EARLIEST_SINCE] = Number.POSITIVE_INFINITY;
       }
       const expiresMs = doubles[record * RECORD_DOUBLES + EXPIRES]!;
-      const isUsed = this.#words[record * RECORD_WORDS + COMMIT] !== 0;
+      const isUsed = this.isUsed(record);
       const found = isUsed && expiresMs <= nowMs ? record : -1;
       if (isUsed && found < 0 && expiresMs < figures[EARLIEST_SINCE]!) figures[EARLIEST_SINCE] = expiresMs;
       record++;

@@ -1,26 +1,36 @@
+import { hashWords4 } from '../base/hash.js';
+import { RecordLists } from './lists.js';
 import {
   COUNT,
   checkTable,
   EVICTED_CLOSING,
   EVICTED_EXPIRED,
   EVICTED_HALF_OPEN,
+  FREE_HEAD,
   GC_DELETED,
   HIGH_WATER,
   headerDoubles,
   headerWords,
+  INDEX_TAIL,
   INSERT_FAILURES,
   INSERTED,
+  indexGeometry,
+  indexOffset,
   recordsOffset,
+  SECRET,
   type TableMemory,
 } from './memory.js';
 import {
+  BACKEND,
   BACKEND_ID,
   CLASS_CLOSING,
+  CLASS_HALF_OPEN,
   CLASS_MASK,
   CLIENT,
   COMMIT,
   EXPIRES,
   MARKS,
+  PROTOCOL,
   RECORD_BYTES,
   RECORD_DOUBLES,
   RECORD_WORDS,
@@ -29,6 +39,10 @@ import {
   STATE,
   TX_PACKETS,
 } from './record.js';
+import { ExpirySweep } from './sweep.js';
+
+/** How often `find` looks for a key that is not there. */
+const FIND_TRIES = 3;
 
 /** What a table has done since it was made, and how full it is. */
 export interface TableFigures {
@@ -78,6 +92,8 @@ export class TableReader {
   readonly #doubles: Float64Array;
   readonly #header: Int32Array;
   readonly #figures: Float64Array;
+  readonly #index: Int32Array;
+  readonly #lists: RecordLists;
 
   /** @throws WeirError STATE_FILE when the memory holds no table of this build. */
   constructor(memory: TableMemory) {
@@ -89,6 +105,14 @@ export class TableReader {
     this.#doubles = new Float64Array(memory.buffer, records, memory.capacity * RECORD_DOUBLES);
     this.#header = headerWords(memory);
     this.#figures = headerDoubles(memory);
+    const { slots } = indexGeometry(memory.capacity);
+    this.#index = new Int32Array(memory.buffer, memory.byteOffset + indexOffset(memory.capacity), slots + INDEX_TAIL);
+    this.#lists = new RecordLists(this.#header, this.#words);
+  }
+
+  /** Records from here on were never used. */
+  get recordsUsed(): number {
+    return Atomics.load(this.#header, HIGH_WATER);
   }
 
   /**
@@ -108,10 +132,70 @@ export class TableReader {
     return Atomics.load(this.#words, from + COMMIT) === generation ? 0 : -1;
   }
 
-  /** Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. */
-  forEachLive(nowMs: number, visit: (record: number) => void): void {
-    const end = Atomics.load(this.#header, HIGH_WATER);
-    for (let record = 0; record < end; record++) {
+  /**
+   * Finds the record of a key, as FlowTable.find does, and copies it. A removal meanwhile moves slots of the index towards their
+   * home, so that one may pass the search unseen: a key that is not found is looked for again.
+   *
+   * @returns record << 1 | side; -1 when there is none
+   */
+  find(source: number, destination: number, ports: number, protocol: number): number {
+    for (let tries = FIND_TRIES; tries > 0; tries--) {
+      const reference = this.#probe(source, destination, ports, protocol);
+      if (reference < 0 || this.read(reference >> 1) < 0) continue;
+      const key = (reference & 1) * BACKEND;
+      const isIts = this.words[key] === (source | 0) && this.words[key + 1] === (destination | 0);
+      if (isIts && this.words[key + 2] === (ports | 0) && this.bytes[PROTOCOL] === protocol) return reference;
+    }
+    return -1;
+  }
+
+  #probe(source: number, destination: number, ports: number, protocol: number): number {
+    const index = this.#index;
+    const words = this.#words;
+    const { factor, shift } = indexGeometry(this.capacity);
+    const bits = 32 - Math.clz32(this.capacity * 2 + 1);
+    const secret = this.#header;
+    const hash = hashWords4(secret[SECRET]!, secret[SECRET + 1]!, source, destination, ports, protocol) | 0;
+    let at = Math.imul(hash >>> 4, factor) >>> shift;
+    const tag = ((hash << 8) | (at & 0xff)) << bits;
+    for (; at < index.length; at++) {
+      const slot = index[at]!;
+      if (slot === 0) break;
+      if ((slot ^ tag) >>> bits !== 0) continue;
+      const reference = (slot & ((1 << bits) - 1)) - 2;
+      const word = (reference >> 1) * RECORD_WORDS + (reference & 1) * BACKEND;
+      if (words[word] === (source | 0) && words[word + 1] === (destination | 0) && words[word + 2] === (ports | 0))
+        return reference;
+    }
+    return -1;
+  }
+
+  /** Whether an insert would find a record that nobody uses. */
+  get hasFreeRecord(): boolean {
+    return this.#header[FREE_HEAD] !== -1 || this.#header[HIGH_WATER]! < this.capacity;
+  }
+
+  /** Whether an insert may evict a live record: one is closing or half-open. */
+  get hasLesserRecord(): boolean {
+    return this.#lists.length(CLASS_CLOSING) > 0 || this.#lists.length(CLASS_HALF_OPEN) > 0;
+  }
+
+  /**
+   * The table's search for what has expired, from where it stands: what this one finds the other would.
+   *
+   * @param isGone records that are to count as removed
+   */
+  sweep(isGone: (record: number) => boolean): ExpirySweep {
+    return new SweepAhead(this.#header.slice(), this.#figures.slice(), this.#words, this.#doubles, isGone);
+  }
+
+  /**
+   * Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. All of them, or
+   * those of a slice.
+   */
+  forEachLive(nowMs: number, visit: (record: number) => void, first = 0, count = this.capacity): void {
+    const end = Math.min(first + count, this.recordsUsed);
+    for (let record = first; record < end; record++) {
       if (this.read(record) === 0 && this.doubles[EXPIRES]! > nowMs) visit(record);
     }
   }
@@ -165,5 +249,25 @@ export class TableReader {
       evictedHalfOpen: figures[EVICTED_HALF_OPEN]!,
       collected: figures[GC_DELETED]!,
     };
+  }
+}
+
+/** Has state of its own, and removes nothing. */
+class SweepAhead extends ExpirySweep {
+  readonly #isGone: (record: number) => boolean;
+
+  constructor(
+    header: Int32Array,
+    figures: Float64Array,
+    words: Int32Array,
+    doubles: Float64Array,
+    isGone: (record: number) => boolean,
+  ) {
+    super(header, figures, words, doubles);
+    this.#isGone = isGone;
+  }
+
+  protected override isUsed(record: number): boolean {
+    return super.isUsed(record) && !this.#isGone(record);
   }
 }

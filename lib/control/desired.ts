@@ -28,26 +28,51 @@ export class Desired {
   #config: Config;
   #compiled: Compiled;
   readonly #isUp: (backend: BackendIdentity) => boolean;
+  readonly #isAssumedDown: (id: number) => boolean;
   /** Drained by command; with the weight they had in the file then. */
-  #drained: Drained = new Map();
+  #drained: Drained;
 
   /**
    * @param nowMs the data path's clock
    * @param earlier what an earlier run has left: its connections, and of a node the endpoints it had learned (the first snapshot has
    *   no endpoint at all as led in, since the kernel's rules come later)
    * @param isUp whether a backend is up, by its health; asked about those only that are checked
+   * @param forked of a fork: what the other one has
    */
   constructor(
     config: Config,
     nowMs: number,
     { survivors, learned = [] }: Earlier = {},
     isUp: (backend: BackendIdentity) => boolean = () => true,
+    forked?: Forked,
   ) {
     this.#config = config;
     this.#isUp = isUp;
+    this.#isAssumedDown = forked?.isAssumedDown ?? (() => false);
     this.learned = learned;
-    this.identities = survivors?.identities ?? new Identities();
-    this.#compiled = this.#compile(config, nowMs, this.#drained, survivors?.previous, []);
+    this.identities = forked?.identities ?? survivors?.identities ?? new Identities();
+    this.#drained = forked?.drained ?? new Map();
+    this.#compiled = forked?.compiled ?? this.#compile(config, nowMs, this.#drained, survivors?.previous, []);
+  }
+
+  /**
+   * Another one that is the same and goes its own way: for trying a proposal out. Nothing that becomes of it is seen here.
+   *
+   * @param isAssumedDown of backends, by their ids: they count as down, whether or not they are checked
+   */
+  fork(isAssumedDown: (id: number) => boolean = () => false): Desired {
+    const identities = this.identities.copy();
+    const own = ({ id }: BackendIdentity): BackendIdentity => identities.backendById(id)!;
+    const isUp = ({ id }: BackendIdentity): boolean => {
+      const known = this.identities.backendById(id);
+      return known === undefined || this.#isUp(known);
+    };
+    return new Desired(this.#config, 0, { learned: this.learned }, isUp, {
+      identities,
+      isAssumedDown,
+      drained: new Map([...this.#drained].map(([backend, weight]) => [own(backend), weight])),
+      compiled: this.#compiled,
+    });
   }
 
   get config(): Config {
@@ -56,6 +81,11 @@ export class Desired {
 
   get snapshot(): Snapshot {
     return this.#compiled.snapshot;
+  }
+
+  /** The snapshot, and what the next will be made of. */
+  get compiled(): Compiled {
+    return this.#compiled;
   }
 
   /** @param config the one in use when something else has changed */
@@ -200,7 +230,7 @@ export class Desired {
   ): Compiled {
     const identityOf = (id: number): BackendIdentity => this.identities.backendById(id)!;
     return compile(config, this.identities, {
-      isUp: (id, { health }) => health === null || this.#isUp(identityOf(id)),
+      isUp: (id, { health }) => !this.#isAssumedDown(id) && (health === null || this.#isUp(identityOf(id))),
       isDrained: (id) => drained.has(identityOf(id)),
       nowMs,
       ...(previous === undefined ? {} : { previous }),
@@ -223,6 +253,14 @@ export class Desired {
 }
 
 type Drained = ReadonlyMap<BackendIdentity, number>;
+
+/** What a fork goes on from. */
+interface Forked {
+  readonly identities: Identities;
+  readonly drained: Drained;
+  readonly compiled: Compiled;
+  isAssumedDown(id: number): boolean;
+}
 
 /** What could be used next. */
 export interface Proposal {

@@ -45,6 +45,20 @@ export class Identities {
   readonly #freeServices: number[] = [];
   readonly #freeBackends: number[] = [];
 
+  /** The same ids for the same identities, from now on apart: neither's new ones are the other's. */
+  copy(): Identities {
+    const copy = new Identities();
+    for (const [key, service] of this.#services) copy.#services.set(key, { ...service });
+    for (const [key, backend] of this.#backends) copy.#backends.set(key, { ...backend });
+    for (const service of copy.#services.values()) copy.#serviceRows[service.id] = service;
+    for (const backend of copy.#backends.values()) copy.#backendRows[backend.id] = backend;
+    copy.#serviceRows.length = this.#serviceRows.length;
+    copy.#backendRows.length = this.#backendRows.length;
+    copy.#freeServices.push(...this.#freeServices);
+    copy.#freeBackends.push(...this.#freeBackends);
+    return copy;
+  }
+
   /** Ids are below this. */
   get serviceRows(): number {
     return this.#serviceRows.length;

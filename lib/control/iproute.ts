@@ -151,6 +151,31 @@ export async function executeRemovals(commands: readonly string[]): Promise<void
   if (rest.trim() !== '') throw failure(rest, commands);
 }
 
+/** A packet's ends, as text. */
+export interface Ends {
+  readonly source: string;
+  readonly destination: string;
+}
+
+/**
+ * Where the kernel would send packets, in ip's own words: `10.2.0.11 from 10.1.0.2 dev br0`, or why it would not.
+ *
+ * @param iif the device they come out of; null: the host's own
+ * @throws WeirError MISSING_TOOL
+ */
+export async function askRoutes(packets: readonly Ends[], iif: string | null): Promise<string[]> {
+  const questions = packets.map(({ source, destination }) =>
+    iif === null ? `route get ${destination}` : `route get ${destination} from ${source} iif ${iif}`,
+  );
+  const { stdout, stderr } = await runIp(['-o', '-force', '-batch', '-'], questions);
+  const refusals = new Map<number, string>();
+  for (const [, message, line] of stderr.matchAll(/(.*)\nCommand failed -:(\d+)/g)) {
+    refusals.set(Number(line) - 1, message!.replace('RTNETLINK answers: ', ''));
+  }
+  const answers = stdout.split('\n');
+  return questions.map((_, i) => refusals.get(i) ?? (answers.shift() ?? '').replace(/\s*\\.*$/, '').trim());
+}
+
 type Row = Record<string, unknown>;
 
 function text(value: unknown): string | null {

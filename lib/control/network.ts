@@ -6,6 +6,7 @@ import {
   executeRemovals,
   formatRoute,
   formatRule,
+  type KernelState,
   type Link,
   MAIN_TABLE,
   type Route,
@@ -40,6 +41,33 @@ export interface NetworkReport {
   /** The commands that were executed; empty: everything was as it should be. */
   readonly commands: readonly string[];
   readonly notes: readonly string[];
+}
+
+/** Commands that were not executed, in steps. */
+export interface NetworkPreview {
+  readonly steps: readonly (readonly string[])[];
+  /** Of the first step. */
+  readonly notes: readonly string[];
+}
+
+/**
+ * What leads from the set-up of one configuration to that of another on this host, neither of which need be there.
+ *
+ * @throws WeirError MISSING_TOOL
+ */
+export async function compareNetworks(before: Config, after: Config): Promise<NetworkReport> {
+  if (!after.network.manage) return { commands: [], notes: [] };
+  const addresses = [before, after].flatMap((config) => [...relevantAddresses(config, NO_NEEDS)]);
+  const around = { ...(await readKernel(new Set(addresses))), pathFilters: readPathFilters() };
+  const [from, to] = [desiredNetwork(before, around), desiredNetwork(after, around)];
+  const settings = new Set(from.sysctls.map(formatSysctl));
+  return {
+    commands: [
+      ...to.sysctls.map(formatSysctl).flatMap((setting) => (settings.has(setting) ? [] : [`sysctl -w ${setting}`])),
+      ...difference(to, linkOf(from), installedBy(from)).map((command) => `ip ${command}`),
+    ],
+    notes: to.notes,
+  };
 }
 
 /**
@@ -148,6 +176,35 @@ export class NetworkSetup {
   }
 
   /**
+   * What `update` would execute, and then again for each of these needs, one after the other; does nothing.
+   *
+   * @throws WeirError as `apply`
+   */
+  preview(config: Config, needs: readonly NetworkNeeds[]): Promise<NetworkPreview> {
+    return this.#next(async () => {
+      if (!config.network.manage) return { steps: needs.map(() => []), notes: [] };
+      const device = config.device.name;
+      const kernel = await readKernel(new Set(needs.flatMap((retained) => [...relevantAddresses(config, retained)])));
+      const around = { ...kernel, pathFilters: readPathFilters() };
+      let link = requireLink(kernel, device);
+      let installed = ownedBy(device, kernel);
+      const notes: string[] = [];
+      const steps = needs.map((retained, i) => {
+        const desired = desiredNetwork(config, around, retained);
+        requireFreePlaces(device, desired, kernel.routes);
+        const settings =
+          i > 0 ? [] : desired.sysctls.filter(isToBeSet).map((each) => `sysctl -w ${formatSysctl(each)}`);
+        const commands = difference(desired, link, installed).map((command) => `ip ${command}`);
+        if (i === 0) notes.push(...desired.notes);
+        link = linkOf(desired);
+        installed = installedBy(desired);
+        return [...settings, ...commands];
+      });
+      return { steps, notes };
+    });
+  }
+
+  /**
    * Takes everything away and gives changed settings their values back. With a stateFile, flows are meant to outlive the
    * process: the blackholes, the rules that lead to them and the settings stay.
    *
@@ -169,7 +226,7 @@ export class NetworkSetup {
     });
   }
 
-  #next(step: () => Promise<NetworkReport>): Promise<NetworkReport> {
+  #next<T>(step: () => Promise<T>): Promise<T> {
     const result = this.#last.then(step);
     this.#last = result.catch(() => {});
     return result;
@@ -180,14 +237,7 @@ export class NetworkSetup {
     if (!config.network.manage) return { commands: [], notes: [] };
     const device = config.device.name;
     const kernel = await readKernel(relevantAddresses(config, this.#retained));
-    const link = kernel.links.get(device);
-    if (link === undefined) {
-      throw new WeirError(
-        'NETWORK_SETUP',
-        `there is no device ${device}`,
-        'Has it been removed by hand? Start weir again.',
-      );
-    }
+    const link = requireLink(kernel, device);
     const { hops, links } = kernel;
     const desired = desiredNetwork(config, { hops, links, pathFilters: readPathFilters() }, this.#retained);
     requireFreePlaces(device, desired, kernel.routes);
@@ -205,9 +255,8 @@ export class NetworkSetup {
     const done: string[] = [];
     const failed: Sysctl[] = [];
     let why = '';
-    for (const setting of sysctls) {
-      const value = readSysctl(setting.path);
-      if (value === null || value === setting.value) continue;
+    for (const setting of sysctls.filter(isToBeSet)) {
+      const value = readSysctl(setting.path)!;
       const error = writeSysctl(setting.path, setting.value);
       if (error !== null) {
         failed.push(setting);
@@ -286,6 +335,31 @@ function requireFreePlaces(device: string, desired: DesiredNetwork, routes: read
     `routing table ${taken.table} is used by another weir, on ${taken.dev}`,
     'Set network.table to another number; the two need other VIPs and backends, too.',
   );
+}
+
+function requireLink({ links }: KernelState, device: string): Link {
+  const link = links.get(device);
+  if (link !== undefined) return link;
+  throw new WeirError(
+    'NETWORK_SETUP',
+    `there is no device ${device}`,
+    'Has it been removed by hand? Start weir again.',
+  );
+}
+
+/** Settings this kernel has not are nobody's concern. */
+function isToBeSet({ path, value }: Sysctl): boolean {
+  const present = readSysctl(path);
+  return present !== null && present !== value;
+}
+
+/** The device as a set-up leaves it. */
+function linkOf({ device, mtu, deviceAddress }: DesiredNetwork): Link {
+  return { name: device, mtu, up: true, carrier: true, hostAddresses: deviceAddress === null ? [] : [deviceAddress] };
+}
+
+function installedBy({ tableRoutes, addressRoutes, rules }: DesiredNetwork): Installed {
+  return { routes: [...tableRoutes, ...addressRoutes], rules };
 }
 
 function removeRoute(route: Route): string {

@@ -8,6 +8,7 @@ import type { TableMemory } from '../conntrack/memory.js';
 import { COMMIT, STATE_NAMES } from '../conntrack/record.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
+import { emptyRecollection, type RecollectionQuery } from '../datapath/recollection.js';
 import * as S from '../datapath/snapshot.js';
 import * as STATS from '../datapath/stats.js';
 import type { Tun } from '../io/tun.js';
@@ -17,6 +18,10 @@ import { Captures } from './capture.js';
 import { type Census, censusInSteps, takeCensus } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
+import { explain } from './explain/explain.js';
+import type { ExplainView } from './explain/explain-view.js';
+import type { ExplainQuery } from './explain/request.js';
+import { NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
 import { noSuchService } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
@@ -24,8 +29,12 @@ import { FlowImport } from './flow-import.js';
 import { type FlowFilter, filterMistake, listFlows, matchRecords, protocolName } from './flows.js';
 import type { BackendHealth, HealthChecker } from './health/checker.js';
 import type { BackendIdentity, ServiceIdentity } from './identity.js';
+import type { Ends } from './iproute.js';
 import type { EventLog } from './log.js';
+import type { NetworkSetup } from './network.js';
 import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { planReload } from './plan/plan.js';
+import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
 import { countParts, plural } from './summary.js';
 import type {
@@ -66,6 +75,7 @@ export interface ObserverParts {
   readonly events: EventFeed;
   readonly desired: Desired;
   readonly path: DataPath;
+  readonly network: NetworkSetup;
   readonly clock: Clock;
   readonly reloader: Reloader;
   readonly checker: HealthChecker;
@@ -74,7 +84,8 @@ export interface ObserverParts {
 
 /**
  * What the admin API sees of a running weir. Everything is read from memory that the data path writes, at the moment of the
- * question and without stopping it; only `flush`, `importFlows`, `setDrained` and `reload` ask it for something.
+ * question and without stopping it; only `flush`, `importFlows`, `setDrained`, `reload`, `explain` and `plan` ask it for
+ * something.
  */
 export class Observer implements RunningWeir {
   readonly #parts: ObserverParts;
@@ -180,6 +191,33 @@ export class Observer implements RunningWeir {
     const { takesNew = false, flows = 0 } = member ?? {};
     const takers = members.filter((each) => each.takesNew).length;
     return { service, backend: name, drained: isDrained, changed, takesNew, weight, flows, takers };
+  }
+
+  explain(query: ExplainQuery): Promise<ExplainView> {
+    const { desired, readers, path, clock, reloader, checker } = this.#parts;
+    return reloader.inTurn(() => {
+      const scene = {
+        desired,
+        readers,
+        nowMs: clock.nowMs(),
+        recall: async (asked: RecollectionQuery) => (await path.recall(asked)) ?? emptyRecollection(),
+        downReason: (id: number) => {
+          const health = checker.healthOf(desired.identities.backendById(id)!);
+          return health?.isUp === false ? health.reason : undefined;
+        },
+        routes: (packets: readonly Ends[]) => routesFrom(desired.config.device.name, packets),
+        assumed: NOTHING_ASSUMED,
+      };
+      return explain(query, scene, { path: reloader.configPath, version: reloader.version });
+    });
+  }
+
+  plan(name: string, text: string): Promise<PlanView> {
+    const { reloader, path } = this.#parts;
+    return reloader.inTurn(() => {
+      const against = { path: reloader.configPath, version: reloader.version };
+      return planReload(name, text, against, { ...this.#parts, countAffinity: () => path.countAffinity() });
+    });
   }
 
   reload(): Promise<ReloadView> {

@@ -17,17 +17,24 @@ const FIXED: ReadonlyArray<readonly [key: string, value: (config: Config) => unk
   ['conntrack.stateFile', ({ conntrack }) => conntrack.stateFile],
 ];
 
+/** The settings of a file that differ from those in use, and that a reload cannot change. */
+export function fixedChanges(before: Config, after: Config): string[] {
+  return FIXED.filter(([, value]) => JSON.stringify(value(before)) !== JSON.stringify(value(after))).map(
+    ([key]) => key,
+  );
+}
+
 /**
  * Refuses a reload that cannot be done whole.
  *
  * @throws WeirError NOT_SUPPORTED
  */
 export function requireReloadable(before: Config, after: Config): void {
-  const changed = FIXED.filter(([, value]) => JSON.stringify(value(before)) !== JSON.stringify(value(after)));
+  const changed = fixedChanges(before, after);
   if (changed.length === 0) return;
   throw new WeirError(
     'NOT_SUPPORTED',
-    `${changed.map(([key]) => key).join(', ')} cannot change while weir runs`,
+    `${changed.join(', ')} cannot change while weir runs`,
     'Restart weir, or put the former value back; nothing of the file was applied.',
   );
 }

@@ -66,6 +66,13 @@ export class RefusedConfig extends WeirError {
   }
 }
 
+/** What a file says. @throws RefusedConfig */
+export function judge(path: string, text: string): Config {
+  const { config, problems } = parseConfig(text);
+  if (config === null) throw new RefusedConfig(path, problems);
+  return config;
+}
+
 const SWEEP_MS = 10_000;
 
 /** From one change of health to the next: at least this, and PAUSE_FACTOR times what the last one took. */
@@ -255,8 +262,7 @@ export class Reloader {
   async #apply(text: string): Promise<ReloadView> {
     const { configPath, desired, path, clock, log, onApplied } = this.#parts;
     const beganMs = performance.now();
-    const { config, problems } = parseConfig(text);
-    if (config === null) throw new RefusedConfig(configPath, problems);
+    const config = judge(configPath, text);
     requireReloadable(desired.config, config);
     const proposal = desired.propose(config, clock.nowMs());
     const report = await this.#changeNetwork(config, proposal.compiled);

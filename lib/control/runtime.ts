@@ -198,7 +198,20 @@ class Runtime {
     const fileWatch = new ConfigWatch({ path: configPath, onChange: () => reloader.reloadIfChanged() });
     this.#undo.push({ step: 'file watch', run: () => fileWatch.close() });
     const feed = new EventFeed(events, desired.identities, clock);
-    const parts = { version, tun, tables, readers, events: feed, desired, path, clock, reloader, checker, log };
+    const parts = {
+      version,
+      tun,
+      tables,
+      readers,
+      events: feed,
+      desired,
+      path,
+      network,
+      clock,
+      reloader,
+      checker,
+      log,
+    };
     const observer = new Observer(parts);
     const { listen } = config.admin;
     const admin = await this.#options.openAdmin(observer, { socket, listen });

@@ -1,7 +1,10 @@
 import type { Histogram } from '../base/histogram.js';
 import type { Problem } from '../config/load.js';
+import type { ExplainView } from './explain/explain-view.js';
+import type { ExplainQuery } from './explain/request.js';
 import type { FlowFormat } from './flow-formats.js';
 import type { FlowFilter, FlowJson } from './flows.js';
+import type { PlanView } from './plan/plan-view.js';
 
 /**
  * What a running weir tells about itself and lets itself be told: the answers of the admin API, which the commands print. Sizes
@@ -364,6 +367,15 @@ export interface RunningWeir {
    * @throws WeirError USAGE when the names mean nothing
    */
   setDrained(service: string, backend: string, isDrained: boolean): Promise<DrainView>;
+  /** What would become of a packet, and why. @throws WeirError USAGE; NOT_SUPPORTED at a node */
+  explain(query: ExplainQuery): Promise<ExplainView>;
+  /**
+   * What a reload would change if this were in the file.
+   *
+   * @param name of where the text comes from, for messages
+   * @throws WeirError, as `reload` does for mistakes
+   */
+  plan(name: string, text: string): Promise<PlanView>;
   /** Reads the file again and applies it. @throws WeirError; the old configuration is then still in use */
   reload(): Promise<ReloadView>;
 }

@@ -15,6 +15,7 @@ import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
 import { isInSourceRanges, LimitStage } from './limits.js';
 import { choiceOfHash, ReplyPickUp } from './pick-up.js';
+import type { Recollection, RecollectionQuery } from './recollection.js';
 import {
   AFFINITY_SECONDS,
   BACKEND_ADDRESS,
@@ -204,6 +205,31 @@ export class Admission implements PortProbe {
     if (!isLoneRst) core.stats[STAT_STATELESS]! += 1;
     core.forward();
     return SENT_STATELESS;
+  }
+
+  recall(
+    query: RecollectionQuery,
+  ): Pick<Recollection, 'affinity' | 'limits' | 'statelessTcpUntilMs' | 'statelessAnyUntilMs'> {
+    return {
+      affinity: this.#affinity.peek(query.service, query.source),
+      limits: this.#limits.recall(query),
+      statelessTcpUntilMs: this.#statelessTcpUntilMs,
+      statelessAnyUntilMs: this.#statelessAnyUntilMs,
+    };
+  }
+
+  assume(query: RecollectionQuery, recollection: Recollection): void {
+    const { affinity } = recollection;
+    if (affinity === null) this.#affinity.forget(query.service, query.source);
+    else this.#affinity.set(query.service, query.source, affinity.backend, affinity.untilMs);
+    this.#limits.assume(query, recollection.limits);
+    this.#statelessTcpUntilMs = recollection.statelessTcpUntilMs;
+    this.#statelessAnyUntilMs = recollection.statelessAnyUntilMs;
+  }
+
+  /** A slice of AffinityTable.count. */
+  countAffinity(...slice: Parameters<AffinityTable['count']>): number {
+    return this.#affinity.count(...slice);
   }
 
   /** PortProbe: the reply tuple with this source is unowned, or its owner has expired. */

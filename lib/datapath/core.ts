@@ -13,6 +13,7 @@ import { AnswerLimiter } from '../nat/rate-limit.js';
 import { rewriteIdentification } from '../nat/rewrite.js';
 import { FRAGMENTATION_NEEDED } from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
+import { isOwnAddress } from './own-address.js';
 import { CurrentPacket } from './packet.js';
 import {
   BACKEND_WORDS,
@@ -42,6 +43,8 @@ export interface PipelineParts {
   readonly recoveringSince?: number;
   /** Clients whose affinity is remembered at once; default AFFINITY_ENTRIES. */
   readonly affinityEntries?: number;
+  /** What else there is to remember, of each kind at most this many: for a pipeline that only sees a packet. */
+  readonly memoryEntries?: number;
   /** Of a gateway on a live device: errors about its tunnels that the kernel keeps. */
   readonly errors?: ErrorSocket;
 }
@@ -60,9 +63,10 @@ export class Core {
   readonly view: DataView;
   readonly random: Random;
   readonly stats: Float64Array;
-  readonly limiter = new AnswerLimiter();
+  readonly limiter: AnswerLimiter;
   readonly recoveringSince: number;
   readonly affinityEntries: number | undefined;
+  readonly memoryEntries: number | undefined;
   readonly errors: ErrorSocket | undefined;
 
   snapshot!: Snapshot;
@@ -73,7 +77,7 @@ export class Core {
   lastNode = 0;
 
   readonly #answer: Answer = { offset: 0, length: 0 };
-  readonly #identifications = new IdentificationTable();
+  readonly #identifications: IdentificationTable;
 
   constructor(parts: PipelineParts) {
     this.tcp = parts.tcp;
@@ -86,6 +90,9 @@ export class Core {
     this.errors = parts.errors;
     this.recoveringSince = parts.recoveringSince ?? Number.NEGATIVE_INFINITY;
     this.affinityEntries = parts.affinityEntries;
+    this.memoryEntries = parts.memoryEntries;
+    this.limiter = new AnswerLimiter(parts.memoryEntries);
+    this.#identifications = new IdentificationTable(parts.memoryEntries);
     this.tcp.onRefused = (backend) => this.#count(backend, COUNTER_REFUSED);
     this.tcp.onUnanswered = (backend) => this.#count(backend, COUNTER_UNANSWERED);
     for (const table of [this.tcp, this.any]) table.onClosed = (backend) => this.#count(backend, COUNTER_CLOSED);
@@ -118,7 +125,7 @@ export class Core {
 
   /** Whether what is sent to this address comes back: it is a VIP or an snat address. */
   isOwn(address: number): boolean {
-    return this.vipBits(address) !== 0 || this.isSnatAddress(address);
+    return isOwnAddress(this.snapshot, address);
   }
 
   /** Notes which flow the packet belongs to, for whoever watches. */

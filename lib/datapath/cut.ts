@@ -30,7 +30,9 @@ import { PROTO_TCP } from '../wire/ipv4.js';
 import { ACK, RST } from '../wire/tcp.js';
 import type { Core } from './core.js';
 import type { DsrStage } from './dsr.js';
+import { isOwnAddress } from './own-address.js';
 import { swapPorts } from './packet.js';
+import type { Snapshot } from './snapshot.js';
 import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 
 /** Records looked at in one call: a fraction of a millisecond. */
@@ -116,9 +118,7 @@ export class CutStage {
     const { words } = table;
     const word = record * RECORD_WORDS;
     if (words[word + COMMIT] === 0) return true;
-    const isOver = this.#core.snapshot.cutAt[words[word + BACKEND_ID]!]! <= this.#sweepingMs;
-    const isLost = this.#core.isOwn(words[word + BACKEND]!) || this.#core.isOwn(words[word + CLIENT]!);
-    if (!isOver && !isLost) return true;
+    if (!isOver(this.#core.snapshot, words, word, this.#sweepingMs)) return true;
     if (!table.isExpired(record, this.#core.nowMs)) {
       if (this.tell(table, record) < 0) return false;
       this.#core.stats[STAT_CUT]! += 1;
@@ -202,6 +202,17 @@ export class CutStage {
     stats[STAT_TX_BYTES]! += length;
     output.transmit(slot, offset, length);
   }
+}
+
+/**
+ * Whether a flow is to be cut: the time of its backend has come, or one of its ends has become weir's own, and what is sent there
+ * would come back.
+ *
+ * @param word where its record begins
+ */
+export function isOver(snapshot: Snapshot, words: Int32Array, word: number, atMs: number): boolean {
+  if (snapshot.cutAt[words[word + BACKEND_ID]!]! <= atMs) return true;
+  return isOwnAddress(snapshot, words[word + BACKEND]!) || isOwnAddress(snapshot, words[word + CLIENT]!);
 }
 
 function isSame(a: Int32Array, b: Int32Array): boolean {

@@ -3,7 +3,8 @@ import { type ErrorCode, WeirError } from '../base/errors.js';
 import type { DeviceFeatures } from '../io/device.js';
 import { createWake, type Wake } from '../io/wake.js';
 import type { AskForEndpoint } from './endpoints.js';
-import type { FromDataPath, ToDataPath } from './messages.js';
+import type { AffinitySlice, FromDataPath, ToDataPath } from './messages.js';
+import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
 import { allocateStats } from './stats.js';
 import type { MappedTables, Tables } from './tables.js';
@@ -38,6 +39,8 @@ export interface DataPathOptions {
   /** Traffic has taught a node an endpoint; not called after `stop`. */
   readonly onEndpoint?: AskForEndpoint;
 }
+
+const NO_SLICE: AffinitySlice = { clients: new Map(), end: 0 };
 
 /** Starts the data path in its own thread; resolves once its device is open and packets flow. */
 export async function startDataPath(options: DataPathOptions): Promise<DataPath> {
@@ -83,8 +86,8 @@ export class DataPath {
   readonly #onEndpoint: AskForEndpoint | undefined;
   readonly #exited: Promise<void>;
   readonly #applied = new Map<number, () => void>();
-  readonly #flushed = new Map<number, (count: number) => void>();
-  readonly #adopted = new Map<number, (outcomes: Uint8Array) => void>();
+  /** By the number of a question: takes its answer, or without one settles for none. */
+  readonly #asked = new Map<number, (answer?: unknown) => void>();
   #isReady = false;
   #isEnding = false;
   #requestId = 0;
@@ -129,11 +132,7 @@ export class DataPath {
 
   /** Removes records that still hold the generation seen; resolves to how many did. */
   flush(table: 'tcp' | 'any', records: Int32Array, commits: Int32Array): Promise<number> {
-    return new Promise((resolve) => {
-      const id = ++this.#requestId;
-      this.#flushed.set(id, resolve);
-      this.#post({ type: 'flush', id, table, records, commits });
-    });
+    return this.#ask<number>(0, (id) => ({ type: 'flush', id, table, records, commits }));
   }
 
   /** Captures packets from now on, or no more (null); resolves when it is so. */
@@ -155,12 +154,25 @@ export class DataPath {
    * @returns what became of those (conntrack/adopt.ts); empty when the data path has ended
    */
   adopt(table: 'tcp' | 'any', records: Int32Array): Promise<Uint8Array> {
-    if (this.#isEnding) return Promise.resolve(new Uint8Array(0));
-    return new Promise((resolve) => {
-      const id = ++this.#requestId;
-      this.#adopted.set(id, resolve);
-      this.#post({ type: 'adopt', id, table, records });
-    });
+    return this.#ask(new Uint8Array(0), (id) => ({ type: 'adopt', id, table, records }));
+  }
+
+  /** What a gateway knows besides tables and snapshot that bears on a packet; null: a node, or the data path has ended. */
+  recall(query: RecollectionQuery): Promise<Recollection | null> {
+    return this.#ask<Recollection | null>(null, (id) => ({ type: 'recall', id, query }));
+  }
+
+  /** The clients that affinity remembers, counted by the id of their backend; in slices, so that packets do not wait. */
+  async countAffinity(): Promise<Map<number, number>> {
+    const clients = new Map<number, number>();
+    let end = Number.POSITIVE_INFINITY;
+    while (end > 0) {
+      const before = end;
+      const slice = await this.#ask(NO_SLICE, (id) => ({ type: 'affinity', id, end: before }));
+      for (const [backend, count] of slice.clients) clients.set(backend, (clients.get(backend) ?? 0) + count);
+      end = slice.end;
+    }
+    return clients;
   }
 
   /** Ends the thread after its current batch. Idempotent. */
@@ -180,11 +192,24 @@ export class DataPath {
   /** Whoever waits for an answer will not get one. */
   #releaseWaiting(): void {
     for (const resolve of this.#applied.values()) resolve();
-    for (const resolve of this.#flushed.values()) resolve(0);
-    for (const resolve of this.#adopted.values()) resolve(new Uint8Array(0));
+    for (const settle of this.#asked.values()) settle();
     this.#applied.clear();
-    this.#flushed.clear();
-    this.#adopted.clear();
+    this.#asked.clear();
+  }
+
+  /** @param otherwise the answer of a data path that has ended */
+  #ask<T>(otherwise: T, message: (id: number) => ToDataPath): Promise<T> {
+    if (this.#isEnding) return Promise.resolve(otherwise);
+    return new Promise((resolve) => {
+      const id = ++this.#requestId;
+      this.#asked.set(id, (answer = otherwise) => resolve(answer as T));
+      this.#post(message(id));
+    });
+  }
+
+  #answer(id: number, answer: unknown): void {
+    this.#asked.get(id)?.(answer);
+    this.#asked.delete(id);
   }
 
   #post(message: ToDataPath): void {
@@ -206,12 +231,16 @@ export class DataPath {
         this.#applied.delete(message.version);
         break;
       case 'flushed':
-        this.#flushed.get(message.id)?.(message.count);
-        this.#flushed.delete(message.id);
+        this.#answer(message.id, message.count);
         break;
       case 'adopted':
-        this.#adopted.get(message.id)?.(message.outcomes);
-        this.#adopted.delete(message.id);
+        this.#answer(message.id, message.outcomes);
+        break;
+      case 'recalled':
+        this.#answer(message.id, message.recollection);
+        break;
+      case 'affinity':
+        this.#answer(message.id, message.slice);
         break;
       case 'endpoint':
         if (!this.#isEnding) this.#onEndpoint?.(message.address, message.port, message.protocol);

@@ -6,7 +6,7 @@ import { ERROR_AT } from '../io/error-socket.js';
 import { makeQuote, parseQuote, type Quote } from '../nat/icmp-error.js';
 import { Cutter, FRAGMENTS, TCP_SEGMENTS, UDP_DATAGRAMS } from '../tunnel/cut.js';
 import { encapsulate, makeTunnelRoute, overheadBytes, tunnelSourcePort } from '../tunnel/encapsulation.js';
-import { PathMtus } from '../tunnel/path-mtu.js';
+import { type Lowered, PathMtus } from '../tunnel/path-mtu.js';
 import { storeFull, sumPayload } from '../wire/checksum.js';
 import * as icmp from '../wire/icmp.js';
 import * as ipv4 from '../wire/ipv4.js';
@@ -49,7 +49,7 @@ const ERRORS_AT_ONCE = 16;
 export class DsrStage {
   readonly #core: Core;
   readonly #cutter: Cutter;
-  readonly #mtus = new PathMtus();
+  readonly #mtus: PathMtus;
   readonly #route = makeTunnelRoute();
   readonly #quote = makeQuote();
   #listenAtMs = Number.NEGATIVE_INFINITY;
@@ -63,6 +63,7 @@ export class DsrStage {
   constructor(core: Core) {
     this.#core = core;
     this.#cutter = new Cutter(core.output);
+    this.#mtus = new PathMtus(core.memoryEntries);
   }
 
   use(): void {
@@ -160,6 +161,18 @@ export class DsrStage {
       if (parseQuote(view, bytes, ERROR_AT, l4, end, this.#quote) === 0)
         this.heed(view, bytes, ERROR_AT, l4, this.#quote);
     }
+  }
+
+  /** What routers have said about the paths to some nodes. */
+  recall(nodes: readonly number[]): [node: number, lowered: Lowered][] {
+    return nodes.flatMap((node): [number, Lowered][] => {
+      const lowered = this.#mtus.recall(node);
+      return lowered === undefined ? [] : [[node, lowered]];
+    });
+  }
+
+  assume(pathMtus: readonly (readonly [node: number, lowered: Lowered])[]): void {
+    for (const [node, lowered] of pathMtus) this.#mtus.assume(node, lowered);
   }
 
   #plan(room: number): void {

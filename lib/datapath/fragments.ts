@@ -1,7 +1,7 @@
 import { BATCH_PACKETS } from '../base/limits.js';
 import { REASON } from '../base/reasons.js';
 import { trackAny } from '../conntrack/any-tracker.js';
-import { FragmentTracker, restoreFragment } from '../conntrack/fragments.js';
+import { type DatagramMemory, FragmentTracker, restoreFragment } from '../conntrack/fragments.js';
 import { COMMIT, RECORD_BYTES, RECORD_WORDS, STATE } from '../conntrack/record.js';
 import { refreshTcp } from '../conntrack/tcp-tracker.js';
 import { packetOffset } from '../io/device.js';
@@ -13,7 +13,7 @@ import { STAT_REASONS } from './stats.js';
 import { DIRECTION_REPLY, DROP, FORWARD, PASS, REPLY } from './verdict.js';
 
 /** What became of a first fragment, and so becomes of the others of its datagram. */
-interface Decision {
+export interface Decision {
   readonly verdict: number;
   /** Of a drop. */
   readonly reason: number;
@@ -36,11 +36,12 @@ interface Decision {
 export class FragmentStage {
   readonly #core: Core;
   readonly #dsr: DsrStage;
-  readonly #tracker = new FragmentTracker<Decision>();
+  readonly #tracker: FragmentTracker<Decision>;
 
   constructor(core: Core, dsr: DsrStage) {
     this.#core = core;
     this.#dsr = dsr;
+    this.#tracker = new FragmentTracker(core.memoryEntries);
   }
 
   /**
@@ -82,6 +83,14 @@ export class FragmentStage {
     const refusal = this.#tracker.hold(view, bytes, packet.at, packet.length, nowMs);
     if (refusal === 0) core.hold();
     else core.drop(refusal);
+  }
+
+  recall(source: number, destination: number, protocol: number, id: number): DatagramMemory<Decision> {
+    return this.#tracker.recall(source, destination, protocol, id);
+  }
+
+  assume(datagram: DatagramMemory<Decision>): void {
+    this.#tracker.assume(datagram);
   }
 
   /** Throws away what has waited too long; returns when to call again, ms. */

@@ -7,18 +7,13 @@ import {
   BACKEND,
   BACKEND_ID,
   CLIENT,
-  FLAGS,
   ORIGINAL_PORTS,
   RECORD_BYTES,
   RECORD_WORDS,
   REPLY_PORTS,
   RETURN,
-  SEEN_NON_SYN,
-  SERVICE,
-  STATE,
   TYPE,
   TYPE_SVC,
-  UNREPLIED,
   VIP,
 } from '../conntrack/record.js';
 import { isReusable } from '../conntrack/tcp-tracker.js';
@@ -35,16 +30,10 @@ import { DsrStage } from './dsr.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
+import { hasNoTunnel, picksAgain } from './picks-again.js';
 import type { Pipeline } from './pipeline.js';
-import {
-  BACKEND_FLAGS,
-  BACKEND_WORDS,
-  MODE_DSR,
-  SERVICE_MODE,
-  SERVICE_WORDS,
-  type Snapshot,
-  TAKES_NEW,
-} from './snapshot.js';
+import type { Recollection, RecollectionQuery } from './recollection.js';
+import type { Snapshot } from './snapshot.js';
 import { STAT_BATCHES, STAT_CUT, STAT_RX_BYTES, STAT_RX_PACKETS } from './stats.js';
 import { trackPacket } from './track.js';
 import { clearResult, type Results } from './verdict.js';
@@ -158,6 +147,34 @@ export class Gateway implements Pipeline {
     return Math.min(this.#fragments.expire(), this.#cuts.run());
   }
 
+  /** What it knows besides tables and snapshot that bears on a packet. Changes nothing. */
+  recall(query: RecollectionQuery): Recollection {
+    const core = this.#core;
+    const { source, destination, protocol, identification, nodes } = query;
+    const datagram = this.#fragments.recall(source, destination, protocol, identification);
+    const { node } = datagram.decided?.decision ?? { node: 0 };
+    return {
+      ...this.#admission.recall(query),
+      recoveringSince: core.recoveringSince,
+      answers: core.limiter.recall(source),
+      pathMtus: this.#dsr.recall(node === 0 ? nodes : [...nodes, node]),
+      datagram,
+    };
+  }
+
+  /** Goes on, for that packet, from what another gateway has recalled; recoveringSince is a part it was made of. */
+  assume(query: RecollectionQuery, recollection: Recollection): void {
+    this.#admission.assume(query, recollection);
+    this.#core.limiter.assume(query.source, recollection.answers);
+    this.#dsr.assume(recollection.pathMtus);
+    this.#fragments.assume(recollection.datagram);
+  }
+
+  /** A slice of AffinityTable.count. */
+  countAffinity(...slice: Parameters<Admission['countAffinity']>): number {
+    return this.#admission.countAffinity(...slice);
+  }
+
   /** First pass: headers, hashes, index slots. */
   #examine(batch: PacketBatch): void {
     const { bytes, view, stats } = this.#core;
@@ -229,24 +246,11 @@ export class Gateway implements Pipeline {
   /** Whether a packet from the client must not use the record its tuple has. */
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
-    const at = record * RECORD_BYTES;
-    if (table.bytes[at + TYPE] === TYPE_SVC && this.#hasNoTunnel(table, record)) return true;
-    if (packet.protocol === ipv4.PROTO_TCP) {
+    if (packet.protocol === ipv4.PROTO_TCP && !hasNoTunnel(table, record, snapshot)) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
-      if ((table.bytes[at + FLAGS]! & SEEN_NON_SYN) !== 0) return false;
-    } else if (table.bytes[at + STATE] !== UNREPLIED) return false;
-    const backend = table.words[record * RECORD_WORDS + BACKEND_ID]!;
-    return (snapshot.backends[backend * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) === 0;
-  }
-
-  /** Whether the configuration has no tunnel any more for a one-way flow: its backend is no node's now. */
-  #hasNoTunnel({ words }: FlowTable, record: number): boolean {
-    const { tunnel, services, cutAt } = this.#core.snapshot;
-    const word = record * RECORD_WORDS;
-    if (tunnel.address === 0) return true;
-    const isDrained = cutAt[words[word + BACKEND_ID]!] !== Number.POSITIVE_INFINITY;
-    return !isDrained && services[words[word + SERVICE]! * SERVICE_WORDS + SERVICE_MODE] !== MODE_DSR;
+    }
+    return picksAgain(table, record, snapshot);
   }
 
   /** A packet of a live flow: track, count, translate, send. */

@@ -5,6 +5,7 @@ import { contains } from '../balance/ranges.js';
 import type { OpenCounts } from '../conntrack/open-counts.js';
 import type { Core } from './core.js';
 import { selectionHash } from './pick-up.js';
+import type { RecollectionQuery } from './recollection.js';
 import {
   BACKEND_CONNECTIONS,
   BACKEND_WORDS,
@@ -17,13 +18,23 @@ import {
   RANGES_AT,
   RANGES_COUNT,
   SERVICE_CONNECTIONS,
+  SERVICE_FLAGS,
+  SERVICE_LIMITED,
   SERVICE_MODE,
+  SERVICE_WORDS,
   type Snapshot,
 } from './snapshot.js';
 
 /** Whether the service in `row` of `services` may be used by a client at all. */
 export function isInSourceRanges({ services, ranges }: Snapshot, row: number, client: number): boolean {
   return services[row + RANGES_COUNT] === 0 || contains(ranges, services[row + RANGES_AT]!, client);
+}
+
+/** Open connections by id, of backends those that have a limit, and when the client may open as many as ever; null: it may. */
+export interface LimitCounts {
+  readonly services: readonly (readonly [id: number, open: number])[];
+  readonly backends: readonly (readonly [id: number, open: number])[];
+  readonly clientFullAtMs: number | null;
 }
 
 /** Expired records that are removed at once in search of the one that makes room: a tenth of a millisecond. */
@@ -47,7 +58,7 @@ const REAPED_AT_ONCE = 512;
  */
 export class LimitStage {
   readonly #core: Core;
-  readonly #rates = new ClientRates();
+  readonly #rates: ClientRates;
   /** Of the service and the client that `allowsClient` was asked about. */
   #hash = 0;
   /** Where the service's choices begin in the snapshot, for what follows. */
@@ -61,6 +72,33 @@ export class LimitStage {
 
   constructor(core: Core) {
     this.#core = core;
+    this.#rates = new ClientRates(core.memoryEntries === undefined ? undefined : 1);
+  }
+
+  /** What counts for a new connection of a client: of the service, of its backends, of itself. */
+  recall({ service, source, protocol }: RecollectionQuery): LimitCounts {
+    const { services, choices } = this.#core.snapshot;
+    const { open } = this.#core.tableOf(protocol);
+    const row = service * SERVICE_WORDS;
+    const first = services[row + CHOICES_AT]!;
+    const isLimited = (services[row + SERVICE_FLAGS]! & SERVICE_LIMITED) !== 0;
+    const backends: [id: number, open: number][] = [];
+    for (let i = 0; isLimited && i < services[row + CHOICES_COUNT]!; i++) {
+      const backend = choices[(first + i) * 2]!;
+      if (this.#limitOf(backend) !== 0) backends.push([backend, open.backends[backend]!]);
+    }
+    const clientFullAtMs = this.#rates.recall(service, source, this.#hashOf(service, source, protocol));
+    return { services: [[service, open.services[service]!]], backends, clientFullAtMs };
+  }
+
+  /** Goes on from what another has recalled. */
+  assume({ service, source, protocol }: RecollectionQuery, { services, backends, clientFullAtMs }: LimitCounts): void {
+    this.#core.tableOf(protocol).open.assume(services, backends);
+    this.#rates.assume(service, source, this.#hashOf(service, source, protocol), clientFullAtMs);
+  }
+
+  #hashOf(service: number, client: number, protocol: number): number {
+    return this.#core.tableOf(protocol).hash(client, service, 0, 0);
   }
 
   /** Whether the client of the packet in hand may open one more connection now. */
@@ -68,7 +106,7 @@ export class LimitStage {
     const { packet, snapshot, nowMs } = this.#core;
     const perSecond = snapshot.services[row + CLIENT_CONNECTIONS]!;
     if (perSecond === 0) return true;
-    this.#hash = this.#core.tableOf(packet.protocol).hash(packet.source, service, 0, 0);
+    this.#hash = this.#hashOf(service, packet.source, packet.protocol);
     return this.#rates.allows(service, packet.source, this.#hash, perSecond, nowMs);
   }
 

@@ -1,4 +1,5 @@
 import type { DeviceFeatures } from '../io/device.js';
+import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
 import type { CaptureRequest } from './tap.js';
 
@@ -24,6 +25,10 @@ export type ToDataPath =
     }
   /** Capture packets; null: no more. */
   | { readonly type: 'capture'; readonly request: CaptureRequest | null }
+  /** Tell what is known besides tables and snapshot that bears on a packet; answered with `recalled`. */
+  | { readonly type: 'recall'; readonly id: number; readonly query: RecollectionQuery }
+  /** Count the clients that affinity remembers, a slice of them (balance/affinity.ts); answered with `affinity`. */
+  | { readonly type: 'affinity'; readonly id: number; readonly end: number }
   /** Finish the batch, close the device, leave. */
   | { readonly type: 'stop' };
 
@@ -34,7 +39,16 @@ export type FromDataPath =
   | { readonly type: 'flushed'; readonly id: number; readonly count: number }
   /** One of adopt.ts's outcomes for each record that was taken. */
   | { readonly type: 'adopted'; readonly id: number; readonly outcomes: Uint8Array }
+  /** null: this is no gateway. */
+  | { readonly type: 'recalled'; readonly id: number; readonly recollection: Recollection | null }
+  | { readonly type: 'affinity'; readonly id: number; readonly slice: AffinitySlice }
   /** Traffic has taught a node an endpoint whose answers ought to be led in; a snapshot that has it is the answer. */
   | { readonly type: 'endpoint'; readonly address: number; readonly port: number; readonly protocol: number }
   | { readonly type: 'failed'; readonly code: string; readonly message: string; readonly remedy: string }
   | { readonly type: 'stopped' };
+
+/** Clients by the id of their backend, and where the next slice ends; 0: nowhere. */
+export interface AffinitySlice {
+  readonly clients: ReadonlyMap<number, number>;
+  readonly end: number;
+}

@@ -45,6 +45,9 @@ export interface WorkerSetup {
 /** How long packets may wait for records to be taken in. */
 const ADOPT_MS = 0.5;
 
+/** Clients counted while packets wait: well under 0.5 ms. */
+const AFFINITY_SLICE = 4096;
+
 const setup = workerData as WorkerSetup;
 
 function post(message: FromDataPath): void {
@@ -107,6 +110,20 @@ function main(): void {
           case 'capture':
             tap.use(message.request);
             break;
+          case 'recall': {
+            const recollection = pipeline instanceof Gateway ? pipeline.recall(message.query) : null;
+            post({ type: 'recalled', id: message.id, recollection });
+            break;
+          }
+          case 'affinity': {
+            const clients = new Map<number, number>();
+            const end =
+              pipeline instanceof Gateway
+                ? pipeline.countAffinity(message.end, AFFINITY_SLICE, clock.nowMs(), clients)
+                : 0;
+            post({ type: 'affinity', id: message.id, slice: { clients, end } });
+            break;
+          }
           case 'stop':
             return false;
         }

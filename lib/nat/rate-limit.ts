@@ -8,6 +8,12 @@ interface Window {
   count: number;
 }
 
+/** How much of the limits is used up: in all, and by one source (null: it got no answer). */
+export interface AnswersCounted {
+  readonly all: Readonly<Window>;
+  readonly source: Readonly<Window> | null;
+}
+
 /**
  * Limits what weir answers on its own: REPLIES_PER_SECOND in all, REPLIES_PER_SOURCE_PER_SECOND to one source address.
  *
@@ -20,9 +26,13 @@ interface Window {
  * sources cannot push others out. A refusal allocates nothing.
  */
 export class AnswerLimiter {
-  readonly #sources = new LRUCache<number, Window>({ max: 2 * REPLIES_PER_SECOND });
+  readonly #sources: LRUCache<number, Window>;
   #startMs = Number.NEGATIVE_INFINITY;
   #count = 0;
+
+  constructor(max = 2 * REPLIES_PER_SECOND) {
+    this.#sources = new LRUCache({ max });
+  }
 
   /**
    * Whether one more answer may be sent to `source` (an address word, signed), and counts it if so. A source that is
@@ -43,5 +53,19 @@ export class AnswerLimiter {
     else window.count += 1;
     this.#count += 1;
     return true;
+  }
+
+  /** What counts for the next answer to `source`. */
+  recall(source: number): AnswersCounted {
+    const window = this.#sources.peek(source);
+    return { all: { startMs: this.#startMs, count: this.#count }, source: window === undefined ? null : { ...window } };
+  }
+
+  /** Goes on from what another limiter has recalled. */
+  assume(source: number, { all, source: window }: AnswersCounted): void {
+    this.#startMs = all.startMs;
+    this.#count = all.count;
+    if (window === null) this.#sources.delete(source);
+    else this.#sources.set(source, { ...window });
   }
 }

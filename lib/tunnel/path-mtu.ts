@@ -1,9 +1,10 @@
 import { LRUCache } from 'lru-cache';
 import { MIN_PATH_MTU, PATH_MTU_ENTRIES, PATH_MTU_LIFETIME_MS } from '../base/limits.js';
 
-interface Lowered {
-  mtu: number;
-  expiresMs: number;
+/** What a node's path is believed to take, and until when. */
+export interface Lowered {
+  readonly mtu: number;
+  readonly expiresMs: number;
 }
 
 /**
@@ -12,7 +13,11 @@ interface Lowered {
  * is below what every host takes.
  */
 export class PathMtus {
-  readonly #lowered = new LRUCache<number, Lowered>({ max: PATH_MTU_ENTRIES });
+  readonly #lowered: LRUCache<number, Lowered>;
+
+  constructor(max = PATH_MTU_ENTRIES) {
+    this.#lowered = new LRUCache({ max });
+  }
 
   /** @param deviceMtu what holds where nothing else is known */
   towards(node: number, deviceMtu: number, nowMs: number): number {
@@ -29,5 +34,15 @@ export class PathMtus {
     const believed = Math.max(mtu, MIN_PATH_MTU);
     if (believed > this.towards(node, Number.POSITIVE_INFINITY, nowMs)) return;
     this.#lowered.set(node, { mtu: believed, expiresMs: nowMs + PATH_MTU_LIFETIME_MS });
+  }
+
+  /** What is believed of a node's path, though its time may be over. */
+  recall(node: number): Lowered | undefined {
+    return this.#lowered.peek(node);
+  }
+
+  /** Believes what others have recalled. */
+  assume(node: number, lowered: Lowered): void {
+    this.#lowered.set(node, lowered);
   }
 }

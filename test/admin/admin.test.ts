@@ -44,6 +44,11 @@ t.test('what each address answers', async (t) => {
   const body = 'x'.repeat(200_000);
   t.strictSame(await (await app.request('/v1/ct/import', { method: 'POST', body })).json(), importView({}));
   t.strictSame(await json('/v1/ct/import', 'POST'), importView({}));
+  const assumed = 'without=web/b1&without=web/b2&assumeDown=web/b3';
+  t.strictSame(await json(`/v1/explain?proto=tcp&src=10.1.0.2:1&dst=10.96.0.10:80&${assumed}`), weir.explainAnswer);
+  const file = await app.request('/v1/plan?name=new.yaml', { method: 'POST', body });
+  t.strictSame(await file.json(), weir.planAnswer);
+  t.strictSame(await json('/v1/plan', 'POST'), weir.planAnswer);
   t.strictSame(weir.asked, [
     'reload',
     'flush {"backend":"web/b1"}',
@@ -54,6 +59,9 @@ t.test('what each address answers', async (t) => {
     'export {"backend":"b1"}',
     'import 200000 bytes',
     'import 0 bytes',
+    'explain {"proto":"tcp","src":"10.1.0.2:1","dst":"10.96.0.10:80","without":["web/b1","web/b2"],"assumeDown":["web/b3"]}',
+    'plan new.yaml, 200000 characters',
+    'plan the file, 0 characters',
   ]);
 });
 
@@ -86,6 +94,10 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/capture?state=SYN_SENT', 400, /no parameter "state"/],
     ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
     ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
+    ['GET', '/v1/explain?protocol=tcp', 400, /no parameter "protocol"/],
+    ['POST', '/v1/explain', 405, /does not take POST/],
+    ['GET', '/v1/plan', 405, /does not take GET/],
+    ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);
@@ -99,6 +111,9 @@ t.test('what is refused, and how', async (t) => {
     headers: { 'content-length': '70000' },
   });
   t.equal(huge.status, 413);
+  const declared = { 'content-length': String(65 * 1024 * 1024) };
+  const file = await app.request('/v1/plan', { method: 'POST', body: 'x', headers: declared });
+  t.equal(file.status, 413, 'no configuration is as large');
 });
 
 t.test('a refused file is answered with its mistakes', async (t) => {
@@ -130,6 +145,8 @@ t.test('the public part only reads', async (t) => {
     ['GET', '/v1/ct'],
     ['GET', '/v1/ct/watch'],
     ['GET', '/v1/services'],
+    ['GET', '/v1/explain?proto=tcp&src=10.1.0.2:1&dst=10.96.0.10:80'],
+    ['POST', '/v1/plan'],
   ] as const) {
     t.equal((await app.request(path, { method })).status, 404, path);
   }

@@ -13,7 +13,7 @@ import {
 } from '../../lib/balance/pick.js';
 import { type AddressSpan, contains, encodeRanges, mergeRanges } from '../../lib/balance/ranges.js';
 import { keyFromString } from '../../lib/base/hash.js';
-import { seededRandom } from '../../lib/base/random.js';
+import { below, seededRandom } from '../../lib/base/random.js';
 
 /** `[id, cumulative weight]` pairs after `skip` pairs of somebody else. */
 function choicesOf(weights: readonly number[], skip: number): Int32Array {
@@ -278,6 +278,47 @@ t.test('affinity is bounded: the client longest without a flow goes first', asyn
     [1, 2, 3, 4].map((client) => table.get(1, client, 0)),
     [1, 0, 3, 4],
   );
+});
+
+t.test('affinity: a look that is no use, and clients counted in slices', async (t) => {
+  const table = new AffinityTable(100);
+  const backends = new Map<number, number>();
+  const random = seededRandom(3);
+  for (let i = 0; i < 2000; i++) {
+    const client = below(random, 150);
+    if (below(random, 5) === 0) {
+      table.forget(1, client);
+      backends.delete(client);
+    } else {
+      const backend = 1 + below(random, 3);
+      table.set(1, client, backend, 1000 + client);
+      backends.set(client, backend);
+    }
+  }
+  const alive = [...backends].filter(([client]) => table.peek(1, client) !== null);
+  t.equal(alive.length, table.size, 'peek knows those that were not pushed out');
+  t.strictSame(table.peek(1, alive[0]![0]), { backend: alive[0]![1], untilMs: 1000 + alive[0]![0] });
+  t.equal(table.peek(2, alive[0]![0]), null);
+
+  const wanted = new Map<number, number>();
+  for (const [client, backend] of alive) {
+    if (client > 50) wanted.set(backend, (wanted.get(backend) ?? 0) + 1);
+  }
+  for (const limit of [1, 7, 1000]) {
+    const counted = new Map<number, number>();
+    let slices = 0;
+    let end = Number.POSITIVE_INFINITY;
+    for (; end > 0; slices++) end = table.count(end, limit, 1050, counted);
+    t.strictSame(counted, wanted, `by ${limit}, without those whose time is over`);
+    t.equal(slices, Math.max(1, Math.ceil(table.size / limit)));
+  }
+  t.equal(new AffinityTable().count(Number.POSITIVE_INFINITY, 10, 0, new Map()), 0);
+
+  const small = new AffinityTable(2);
+  for (const client of [1, 2]) small.set(1, client, client, 100);
+  small.peek(1, 1);
+  small.set(1, 3, 3, 100);
+  t.equal(small.peek(1, 1), null, 'whoever was only looked at goes first nevertheless');
 });
 
 t.test('a client opens a second’s worth at once, then one at a time', async (t) => {

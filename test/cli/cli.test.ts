@@ -9,8 +9,9 @@ import { fileURLToPath } from 'node:url';
 import t from 'tap';
 import { serveAdmin } from '../../lib/admin/serve.js';
 import { WeirError } from '../../lib/base/errors.js';
-import { type Parts, type ReplayRequest, type RunRequest, runProgram } from '../../lib/cli/program.js';
+import type { Parts, ReplayRequest, RunRequest } from '../../lib/cli/program.js';
 import { RefusedConfig } from '../../lib/control/reloader.js';
+import { type Outcome, runCommand } from '../support/command-line.js';
 import { backend, FakeWeir, importView } from '../support/fake-weir.js';
 import { needsRoot } from '../support/skip.js';
 
@@ -39,12 +40,6 @@ const good = write(
 );
 const bad = write('bad.yaml', 'sed: x\nservices:\n  - { name: web, address: 10.96.0.010, port: 80, protocol: tcp }\n');
 
-interface Outcome {
-  readonly code: number;
-  readonly stdout: string;
-  readonly stderr: string;
-}
-
 /** What the parts were asked for. */
 const asked: unknown[] = [];
 
@@ -64,26 +59,8 @@ const parts: Parts = {
   },
 };
 
-/** Runs a command line in this process and collects what it writes. */
-async function weir(...args: string[]): Promise<Outcome> {
-  const written = { stdout: '', stderr: '' };
-  const restore = (['stdout', 'stderr'] as const).map((name) => {
-    const stream = process[name];
-    const write = stream.write;
-    stream.write = ((chunk: string) => {
-      written[name] += chunk;
-      return true;
-    }) as typeof stream.write;
-    return () => {
-      stream.write = write;
-    };
-  });
-  try {
-    const code = await runProgram(['node', 'weir', ...args], parts);
-    return { code, ...written };
-  } finally {
-    for (const each of restore) each();
-  }
+function weir(...args: string[]): Promise<Outcome> {
+  return runCommand(parts, args);
 }
 
 t.test('every command has help with an example', async (t) => {
@@ -98,6 +75,8 @@ t.test('every command has help with an example', async (t) => {
     ['drain'],
     ['undrain'],
     ['reload'],
+    ['plan'],
+    ['explain'],
     ['ct'],
     ['ct', 'list'],
     ['ct', 'watch'],

@@ -142,7 +142,7 @@ const ROWS: readonly Row[] = [
     text: 'conntrack:\n  tcpEntries: 0\n  anyEntries: 16777217\n  stateFile: conntrack\n  gc: {interval: 300}\n  recovery: 60\n',
     problems: [
       '2:15 conntrack.tcpEntries: must be a whole number from 1',
-      '3:15 conntrack.anyEntries: must be a whole number from 1 to 16777216',
+      '3:15 conntrack.anyEntries: must be a whole number from 1 to 8388607',
       '4:14 conntrack.stateFile: must be the absolute path of a file',
       '5:18 conntrack.gc.interval: must have a unit: 300s',
       '6:13 conntrack.recovery: must have a unit: 60s, 60ms, 60m or 60h',
@@ -178,7 +178,7 @@ const ROWS: readonly Row[] = [
   },
   {
     name: 'the tunnel',
-    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 16777216\n  inner: ipv4\n  option: never\n  clampMss: "no"\n  peers: [192.0.2.1, 10.0.0.1/8, fe80::1, 127.0.0.1, "10.0.0.0/"]\n',
+    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 8388607\n  inner: ipv4\n  option: never\n  clampMss: "no"\n  peers: [192.0.2.1, 10.0.0.1/8, fe80::1, 127.0.0.1, "10.0.0.0/"]\n',
     problems: [
       '2:12 tunnel.address: is an IPv6 address; weir balances IPv4 only, IPv6 is not supported yet',
       '3:9 tunnel.port: must be a whole number from 1 to 65535',
@@ -270,9 +270,9 @@ const ROWS: readonly Row[] = [
       '    maxConnections: 0\n    newConnectionsPerSecond: 1.5\n    backends: [{ address: 10.2.0.1, port: 1, maxConnections: -1, newConnectionsPerSecond: 1 }]\n',
     ),
     problems: [
-      '5:21 services[0].maxConnections: must be a whole number from 1 to 16777216 (got 0)',
+      '5:21 services[0].maxConnections: must be a whole number from 1 to 8388607 (got 0)',
       '6:30 services[0].newConnectionsPerSecond: must be a whole number from 1 to 1000000 (got 1.5)',
-      '7:62 services[0].backends[0].maxConnections: must be a whole number from 1 to 16777216 (got -1)',
+      '7:62 services[0].backends[0].maxConnections: must be a whole number from 1 to 8388607 (got -1)',
       '7:66 services[0].backends[0].newConnectionsPerSecond: is not a known key here; it belongs under `services[]`',
     ],
   },

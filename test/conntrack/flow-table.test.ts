@@ -3,6 +3,7 @@ import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
 import t from 'tap';
 import { seededRandom } from '../../lib/base/random.js';
+import { MAX_ENTRIES } from '../../lib/config/schema.js';
 import { openAny, trackAny } from '../../lib/conntrack/any-tracker.js';
 import { CAUSE_FLUSHED } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
@@ -110,6 +111,7 @@ t.test('memory: reserved, not committed', async (t) => {
 });
 
 t.test('memory: refused when it is not a table of this build', async (t) => {
+  t.equal(MAX_ENTRIES, MAX_CAPACITY, 'the most that a configuration may ask for');
   for (const capacity of [0, -1, 1.5, MAX_CAPACITY + 1, Number.NaN])
     t.throws(() => allocateTable(capacity), RangeError);
   for (const [word, pattern] of [

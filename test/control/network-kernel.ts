@@ -10,9 +10,15 @@ import { once } from 'node:events';
 import t from 'tap';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
-import { execute, executeRemovals, readKernel } from '../../lib/control/iproute.js';
-import { cleanNetwork, describeNetwork, leftEndpoints, NetworkSetup } from '../../lib/control/network.js';
-import { formatPlan } from '../../lib/control/network-plan.js';
+import { askRoutes, execute, executeRemovals, readKernel } from '../../lib/control/iproute.js';
+import {
+  cleanNetwork,
+  compareNetworks,
+  describeNetwork,
+  leftEndpoints,
+  NetworkSetup,
+} from '../../lib/control/network.js';
+import { formatPlan, NO_NEEDS } from '../../lib/control/network-plan.js';
 import { readSysctl, writeSysctl } from '../../lib/control/sysctl.js';
 
 function ip(command: string): string {
@@ -157,6 +163,49 @@ t.test('a reload makes differences only, and repairs', async (t) => {
   t.same((await setup.apply()).commands, [], 'calls queue up');
   await setup.remove();
   t.equal(state(), untouched);
+  ip('link del weir0');
+});
+
+t.test('a preview tells the commands of the updates that follow it', async (t) => {
+  addDevice();
+  const before = configOf({ backends: ['10.2.0.11', '10.2.0.13'] });
+  const after = configOf({
+    backends: ['10.2.0.11', '10.2.0.14'],
+    vip: '10.96.0.20',
+    extra: 'network: { untracked: drop }',
+  });
+  const setup = new NetworkSetup(before);
+  await setup.apply();
+  await execute(['rule del priority 1001 iif weir0 unreachable protocol 196']);
+  const endpoints = [{ address: '10.2.0.13', port: 8080, protocol: 6 }];
+  const needs = [{ addresses: ['10.96.0.10'], endpoints }, { addresses: [], endpoints }, NO_NEEDS];
+  const installed = state();
+  const { steps, notes } = await setup.preview(after, needs);
+  t.equal(state(), installed, 'nothing was done');
+  const done: (readonly string[])[] = [];
+  for (const retained of needs) done.push((await setup.update(after, retained)).commands);
+  t.strictSame(steps, done);
+  t.ok(
+    steps.every((commands) => commands.length > 0),
+    'and each has some',
+  );
+  t.strictSame(notes, []);
+  t.strictSame((await setup.preview(after, [NO_NEEDS])).steps, [[]], 'there is nothing left to do');
+  const unmanaged = configOf({ extra: 'network: { manage: false }' });
+  t.strictSame(await setup.preview(unmanaged, [NO_NEEDS]), { steps: [[]], notes: [] });
+
+  const compared = await compareNetworks(before, after);
+  t.ok(compared.commands.includes('ip route replace 10.96.0.20 dev weir0 proto 196'), compared.commands.join('\n'));
+  t.ok(compared.commands.includes('ip route del 10.96.0.10 dev weir0 proto 196'));
+  t.strictSame((await compareNetworks(before, before)).commands, []);
+  const ends = (source: string, destination: string) => ({ source, destination });
+  const routes = await askRoutes(
+    [ends('10.1.0.2', '10.2.0.11'), ends('192.0.2.9', '192.0.2.10'), ends('10.96.0.20', '10.1.0.2')],
+    'weir0',
+  );
+  t.match(routes, [/^10\.2\.0\.11 from 10\.1\.0\.2 dev br0$/, /unreachable/, / dev c0$/]);
+  t.match(await askRoutes([ends('', '10.2.0.11')], null), [/^10\.2\.0\.11 dev br0 src 10\.2\.0\.1/]);
+  await setup.remove();
   ip('link del weir0');
 });
 

@@ -1,5 +1,8 @@
 import { WeirError } from '../../lib/base/errors.js';
+import type { ExplainView } from '../../lib/control/explain/explain-view.js';
+import type { ExplainQuery } from '../../lib/control/explain/request.js';
 import type { FlowFilter } from '../../lib/control/flows.js';
+import type { PlanView } from '../../lib/control/plan/plan-view.js';
 import {
   type BackendView,
   type Capture,
@@ -33,6 +36,25 @@ export class FakeWeir implements RunningWeir {
     return importView({});
   };
   node: NodeView | null = null;
+  explainAnswer: ExplainView = {
+    config: { path: '/etc/weir.yaml', version: 3 },
+    assumed: [],
+    packet: { text: 'tcp 10.1.0.2:40000 > 10.96.0.10:80 syn, 40 bytes', bytes: '4500' },
+    steps: [{ step: 'parse', result: 'ok', text: 'all is well', notes: ['really'], details: {} }],
+    outcomes: [],
+    untried: 0,
+  };
+  planAnswer: PlanView = {
+    path: 'new.yaml',
+    against: { path: '/etc/weir.yaml', version: 3 },
+    changes: false,
+    refusal: null,
+    settings: [],
+    services: [],
+    drainsEnded: [],
+    flows: { live: 7, kept: 7, moved: 0, cutLater: 0, cut: 0 },
+    network: { commands: [], later: [], notes: [] },
+  };
   limits: Pick<ServiceView, 'maxConnections' | 'newConnectionsPerSecond'> = {
     maxConnections: null,
     newConnectionsPerSecond: null,
@@ -200,6 +222,18 @@ export class FakeWeir implements RunningWeir {
     if (this.refusal !== undefined) throw this.refusal;
     const now = { changed: true, takesNew: !drained, weight: 1, flows: 3, takers: 1 };
     return { service, backend, drained, ...now, ...this.drainAnswer };
+  }
+
+  async explain(query: ExplainQuery): Promise<ExplainView> {
+    this.asked.push(`explain ${JSON.stringify(query)}`);
+    if (this.refusal !== undefined) throw this.refusal;
+    return this.explainAnswer;
+  }
+
+  async plan(name: string, text: string): Promise<PlanView> {
+    this.asked.push(`plan ${name}, ${text.length} characters`);
+    if (this.refusal !== undefined) throw this.refusal;
+    return this.planAnswer;
   }
 
   async reload() {

@@ -7,6 +7,7 @@ import { makeQuote, parseQuote, translateError } from '../../lib/nat/icmp-error.
 import { rewrite, rewriteAddresses } from '../../lib/nat/rewrite.js';
 import * as icmp from '../../lib/wire/icmp.js';
 import * as ipv4 from '../../lib/wire/ipv4.js';
+import { faultOf } from '../../lib/wire/ipv4-fault.js';
 import * as tcp from '../../lib/wire/tcp.js';
 import * as udp from '../../lib/wire/udp.js';
 import * as vnet from '../../lib/wire/vnet.js';
@@ -140,6 +141,13 @@ function readAll({ memory: { bytes, view }, at, length }: Slot): unknown[] {
   }
   return facts;
 }
+
+t.test('what is wrong can be said of what is refused, and of nothing else', async () => {
+  const isSaid = fc.property(mutant, ({ bytes }) => {
+    return (ipv4.check(bytes, 0, bytes.length) === 0) === (faultOf(bytes, 0, bytes.length) === undefined);
+  });
+  fc.assert(isSaid, RUNS);
+});
 
 t.test('after check(), no accessor sees a byte outside the packet', async (t) => {
   const judge = (packet: MemoryPacket): boolean => {

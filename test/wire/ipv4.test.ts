@@ -4,6 +4,7 @@ import { REASON_NAMES } from '../../lib/base/reasons.js';
 import { formatEndpoint, formatIpv4, isOneHost, parseIpv4 } from '../../lib/wire/address.js';
 import * as icmp from '../../lib/wire/icmp.js';
 import * as ipv4 from '../../lib/wire/ipv4.js';
+import { faultOf } from '../../lib/wire/ipv4-fault.js';
 import * as tcp from '../../lib/wire/tcp.js';
 import * as udp from '../../lib/wire/udp.js';
 import * as vnet from '../../lib/wire/vnet.js';
@@ -84,6 +85,7 @@ t.test('check: each way to be malformed', async (t) => {
     const bytes = new Uint8Array(packet.length + 13).fill(0xee);
     bytes.set(packet, 5);
     t.equal(REASON_NAMES[ipv4.check(bytes, 5, packet.length)], reason, what);
+    t.equal(faultOf(bytes, 5, packet.length) === undefined, reason === 'none', `${what}: said in words`);
   }
 });
 

@@ -1,0 +1,85 @@
+import { setImmediate } from 'node:timers/promises';
+import { BACKEND_ID, SERVICE } from '../../conntrack/record.js';
+import type { TableReader } from '../../conntrack/table-reader.js';
+import { isOver } from '../../datapath/cut.js';
+import { picksAgain } from '../../datapath/picks-again.js';
+import type { Snapshot } from '../../datapath/snapshot.js';
+import type { FlowFates } from './plan-view.js';
+
+/** Records between two pauses: 1 ms, so that nothing else of the main thread waits for long. */
+const SLICE_RECORDS = 4096;
+
+const KEPT = 0;
+const MOVED = 1;
+const CUT_LATER = 2;
+const CUT = 3;
+const FATES = 4;
+
+/** What would become of the live connections, by one walk over all records. */
+export class FateCount {
+  /** By backend id: live ones. */
+  readonly backends: Float64Array;
+  readonly #services: Float64Array;
+
+  constructor(serviceRows: number, backendRows: number) {
+    this.#services = new Float64Array(Math.max(1, serviceRows) * FATES);
+    this.backends = new Float64Array(Math.max(1, backendRows));
+  }
+
+  /** Those of a service; of all. */
+  of(service: number): FlowFates {
+    return fatesOf(this.#services.subarray(service * FATES, (service + 1) * FATES));
+  }
+
+  total(): FlowFates {
+    const sums = new Float64Array(FATES);
+    this.#services.forEach((count, i) => {
+      sums[i % FATES]! += count;
+    });
+    return fatesOf(sums);
+  }
+
+  note(service: number, backend: number, fate: number): void {
+    const isKnown = service >= 0 && (service + 1) * FATES <= this.#services.length;
+    this.#services[(isKnown ? service : 0) * FATES + fate]! += 1;
+    this.backends[backend >= 0 && backend < this.backends.length ? backend : 0]! += 1;
+  }
+}
+
+/**
+ * Counts in slices, while the data path goes on: of what changes meanwhile it may have seen either.
+ *
+ * @param after null: nothing becomes of any (a node keeps what it has)
+ * @param nowMs when `after` would come into use
+ */
+export async function countFates(
+  readers: readonly TableReader[],
+  before: Snapshot,
+  after: Snapshot | null,
+  nowMs: number,
+  counts: FateCount,
+): Promise<void> {
+  for (const reader of readers) {
+    const { words } = reader;
+    const visit = (): void => {
+      counts.note(words[SERVICE]!, words[BACKEND_ID]!, after === null ? KEPT : fateOf(reader, before, after, nowMs));
+    };
+    for (let first = 0; first < reader.recordsUsed; first += SLICE_RECORDS) {
+      reader.forEachLive(nowMs, visit, first, SLICE_RECORDS);
+      await setImmediate();
+    }
+  }
+}
+
+/** Of the record that was just read. What it would come to in any case is not the reload's doing. */
+function fateOf(reader: TableReader, before: Snapshot, after: Snapshot, nowMs: number): number {
+  const { words } = reader;
+  if (isOver(after, words, 0, nowMs)) return isOver(before, words, 0, nowMs) ? KEPT : CUT;
+  if (picksAgain(reader, 0, after)) return picksAgain(reader, 0, before) ? KEPT : MOVED;
+  return after.cutAt[words[BACKEND_ID]!]! === Number.POSITIVE_INFINITY ? KEPT : CUT_LATER;
+}
+
+function fatesOf(counts: Float64Array): FlowFates {
+  const [kept, moved, cutLater, cut] = [counts[KEPT]!, counts[MOVED]!, counts[CUT_LATER]!, counts[CUT]!];
+  return { live: kept + moved + cutLater + cut, kept, moved, cutLater, cut };
+}

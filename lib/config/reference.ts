@@ -26,8 +26,8 @@ const RULES = `## Rules between values
 
 - Names are unique: of services in the file, of backends in their service.
 - Address, port and protocol of a service are unique in the file; address and port of a backend in its service.
-- A VIP is not also a backend, a backend's node, an snat address or the tunnel's address. An snat address is not also a backend or the
-  tunnel's address. A gateway's \`tunnel.address\` is not the node of one of its dsr backends.
+- A VIP is not also a backend, a backend's node, an snat address or the tunnel's address. An snat address is not also a backend, a
+  node or the tunnel's address. A gateway's \`tunnel.address\` is not the node of one of its dsr backends.
 - Mode \`snat\` needs \`snat.addresses\`. Mode \`dsr\` and \`role: node\` need \`tunnel.address\`.
 - A backend's \`node\` differs from its address in mode \`dsr\` only.
 - A service with \`algorithm: maglev\` has at most \`maglev.tableSize\` backends; a hundredth of that keeps the shares within 1 %.

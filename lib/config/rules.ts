@@ -9,8 +9,8 @@ import { addressFault } from './text-forms.js';
  * 1. Names are unique: services in the file, backends in their service.
  * 2. Identities are unique: VIP, port and protocol in the file; address and port in a service.
  * 3. An address has one role. A VIP never leaves weir as a destination, so it cannot be a backend, a node, an snat address or
- *    the end of the tunnel; an snat address is weir's own, so it cannot be a backend or the end of the tunnel either; and
- *    a gateway does not tunnel to itself.
+ *    the end of the tunnel; an snat address is weir's own, so it cannot be a backend, a node or the end of the tunnel
+ *    either; and a gateway does not tunnel to itself.
  * 4. A mode has what it needs: snat a pool, dsr and role node the tunnel's address, Maglev a table with room for each backend;
  *    and a backend is reached at a node other than itself in mode dsr only.
  */
@@ -148,14 +148,16 @@ class Rules {
     const text = address(backend.address);
     if (text !== null) {
       this.#refuseVip([...path, 'address'], text);
-      const snat = snatAddresses.get(text);
-      if (snat !== undefined) this.#fault([...path, 'address'], `is also snat.addresses[${snat}]`);
+      this.#refuseSnat([...path, 'address'], text, snatAddresses);
     }
     if (!isDsr) return;
     const node = backend.node === undefined ? text : address(backend.node);
     const nodePath = [...path, backend.node === undefined ? 'address' : 'node'];
     if (node === null) return;
-    if (backend.node !== undefined) this.#refuseVip(nodePath, node);
+    if (backend.node !== undefined) {
+      this.#refuseVip(nodePath, node);
+      this.#refuseSnat(nodePath, node, snatAddresses);
+    }
     if (node === this.#tunnelAddress && this.#file.role !== 'node')
       this.#fault(nodePath, 'is also `tunnel.address`; a gateway cannot tunnel to itself');
   }
@@ -163,6 +165,11 @@ class Rules {
   #refuseVip(path: Path, text: string): void {
     const service = this.#vips.get(text);
     if (service !== undefined) this.#fault(path, `is also the VIP of services[${service}]`);
+  }
+
+  #refuseSnat(path: Path, text: string, snatAddresses: ReadonlyMap<string, number>): void {
+    const snat = snatAddresses.get(text);
+    if (snat !== undefined) this.#fault(path, `is also snat.addresses[${snat}]`);
   }
 
   #fault(path: Path, message: string): void {

@@ -44,6 +44,12 @@ import { ExpirySweep } from './sweep.js';
 /** How often `find` looks for a key that is not there. */
 const FIND_TRIES = 3;
 
+/** Memory with records in it. */
+export interface Records {
+  readonly words: Int32Array;
+  readonly bytes: Uint8Array;
+}
+
 /** What a table has done since it was made, and how full it is. */
 export interface TableFigures {
   readonly capacity: number;
@@ -108,11 +114,6 @@ export class TableReader {
     const { slots } = indexGeometry(memory.capacity);
     this.#index = new Int32Array(memory.buffer, memory.byteOffset + indexOffset(memory.capacity), slots + INDEX_TAIL);
     this.#lists = new RecordLists(this.#header, this.#words);
-  }
-
-  /** Records from here on were never used. */
-  get recordsUsed(): number {
-    return Atomics.load(this.#header, HIGH_WATER);
   }
 
   /**
@@ -189,13 +190,10 @@ export class TableReader {
     return new SweepAhead(this.#header.slice(), this.#figures.slice(), this.#words, this.#doubles, isGone);
   }
 
-  /**
-   * Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. All of them, or
-   * those of a slice.
-   */
-  forEachLive(nowMs: number, visit: (record: number) => void, first = 0, count = this.capacity): void {
-    const end = Math.min(first + count, this.recordsUsed);
-    for (let record = first; record < end; record++) {
+  /** Calls `visit` for each record that is live at `nowMs`; its fields are in `words`, `bytes` and `doubles`. */
+  forEachLive(nowMs: number, visit: (record: number) => void): void {
+    const end = Atomics.load(this.#header, HIGH_WATER);
+    for (let record = 0; record < end; record++) {
       if (this.read(record) === 0 && this.doubles[EXPIRES]! > nowMs) visit(record);
     }
   }
@@ -234,6 +232,16 @@ export class TableReader {
       backends[backend]! += 1;
       if ((this.#bytes[record * RECORD_BYTES + MARKS]! & CLASS_MASK) !== CLASS_CLOSING) open[backend]! += 1;
       if (words[word + RETURN] !== words[word + CLIENT]) snatPorts[backend]! += 1;
+    }
+  }
+
+  /** Calls `visit` for the live ones among `count` records from `first` on, where they lie, as for `tally`. */
+  visitLive(first: number, count: number, nowMs: number, visit: (records: Records, record: number) => void): void {
+    const records = { words: this.#words, bytes: this.#bytes };
+    const end = Math.min(first + count, this.highWater);
+    for (let record = first; record < end; record++) {
+      const isUsed = this.#words[record * RECORD_WORDS + COMMIT] !== 0;
+      if (isUsed && this.#doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs) visit(records, record);
     }
   }
 

@@ -167,7 +167,7 @@ export class Core {
   forward(at = this.packet.at): void {
     const { packet, stats } = this;
     const length = packet.at + packet.length - at;
-    if (packet.leads) this.#distinguish();
+    if (packet.leads) this.distinguish();
     this.results.verdict[packet.row] = FORWARD;
     stats[STAT_FORWARDED]! += 1;
     stats[STAT_TX_PACKETS]! += 1;
@@ -262,8 +262,8 @@ export class Core {
     }
   }
 
-  /** Gives the first fragment in hand, which has been rewritten, an identification of its own where it now goes. */
-  #distinguish(): void {
+  /** Gives the first fragment in hand, or what is to be fragmented, rewritten already, an identification of its own where it now goes. */
+  distinguish(): void {
     const { packet, view, bytes, nowMs } = this;
     const { at, source, destination, protocol } = packet;
     const id = ipv4.identification(bytes, at);

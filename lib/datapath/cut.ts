@@ -137,6 +137,14 @@ export class CutStage {
     return state <= ESTABLISHED && isReached ? this.#resetBoth(table, record) : 0;
   }
 
+  /** Tells the backend of a one-way TCP flow, whose client gets an answer to its packet, that the flow is over. */
+  tellNode(table: FlowTable, record: number): void {
+    const { output, snapshot } = this.#core;
+    if (table.bytes[record * RECORD_BYTES + STATE]! > ESTABLISHED || snapshot.tunnel.address === 0) return;
+    const slot = output.take();
+    if (slot >= 0) this.#resetBackend(slot, table, record);
+  }
+
   #resetBoth(table: FlowTable, record: number): number {
     const { words } = table;
     const word = record * RECORD_WORDS;
@@ -147,16 +155,22 @@ export class CutStage {
       if (first >= 0) output.release(first);
       return -1;
     }
-    const txEnd = words[word + TX_END]!;
-    const rxEnd = words[word + RX_END]!;
     const toClient = swapPorts(words[word + ORIGINAL_PORTS]!);
-    this.#buildRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, rxEnd, txEnd);
+    const sequence = words[word + RX_END]!;
+    this.#buildRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, sequence, words[word + TX_END]!);
     this.#send(first);
-    const toBackend = swapPorts(words[word + REPLY_PORTS]!);
-    this.#buildRst(second, words[word + RETURN]!, words[word + BACKEND]!, toBackend, txEnd, rxEnd);
-    if (table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) this.#wrap(table, record);
-    this.#send(second);
+    this.#resetBackend(second, table, record);
     return 2;
+  }
+
+  #resetBackend(slot: number, table: FlowTable, record: number): void {
+    const { words } = table;
+    const word = record * RECORD_WORDS;
+    const toBackend = swapPorts(words[word + REPLY_PORTS]!);
+    const sequence = words[word + TX_END]!;
+    this.#buildRst(slot, words[word + RETURN]!, words[word + BACKEND]!, toBackend, sequence, words[word + RX_END]!);
+    if (table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) this.#wrap(table, record);
+    this.#send(slot);
   }
 
   #buildRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {

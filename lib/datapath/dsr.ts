@@ -110,6 +110,7 @@ export class DsrStage {
       core.forward(encapsulate(output.memory, at, length, tunnel, route));
       return;
     }
+    if (kind === FRAGMENTS && ipv4.fragmentOffset(core.bytes, at) === 0) core.distinguish();
     const cutter = this.#cutter;
     const isSent =
       kind === FRAGMENTED_DATAGRAMS

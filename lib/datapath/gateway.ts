@@ -30,7 +30,7 @@ import { DsrStage } from './dsr.js';
 import { FragmentStage } from './fragments.js';
 import { IcmpStage } from './icmp.js';
 import { swapPorts } from './packet.js';
-import { hasNoTunnel, picksAgain } from './picks-again.js';
+import { hasOtherWay, picksAgain } from './picks-again.js';
 import type { Pipeline } from './pipeline.js';
 import type { Recollection, RecollectionQuery } from './recollection.js';
 import type { Snapshot } from './snapshot.js';
@@ -246,7 +246,7 @@ export class Gateway implements Pipeline {
   /** Whether a packet from the client must not use the record its tuple has. */
   #startsAnew(table: FlowTable, record: number): boolean {
     const { packet, bytes, snapshot, nowMs } = this.#core;
-    if (packet.protocol === ipv4.PROTO_TCP && !hasNoTunnel(table, record, snapshot)) {
+    if (packet.protocol === ipv4.PROTO_TCP && !hasOtherWay(table, record, snapshot)) {
       if (!tcp.isOpeningSyn(tcp.flags(bytes, packet.l4))) return false;
       if (isReusable(table, record, nowMs)) return true;
     }
@@ -313,6 +313,7 @@ export class Gateway implements Pipeline {
     const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
     // A client's datagram is served anew by another backend; of a one-way flow the packet knows the numbers best.
     const told = (isTcp && !isOneWay) || isReply ? this.#cuts.tell(table, record) : 0;
+    if (isTcp && isOneWay) this.#cuts.tellNode(table, record);
     table.remove(record, CAUSE_CUT, core.nowMs);
     core.stats[STAT_CUT]! += 1;
     if (!isTcp) {

@@ -79,7 +79,7 @@ import { clearResult, type Results } from './verdict.js';
  *     with V:v                        none, or expired          recorded, delivered; an RST is delivered without
  *     with V:v                        of V:v                    tracked, delivered; a SYN on a closed one begins anew
  *     with V:v                        of another, in use        dropped, reply-tuple-clash: answers could not be told apart
- *     with V:v                        of another, closing or    replaced
+ *     with V:v                        of another, closing or    replaced; an RST is delivered and replaces nothing
  *                                     idle for TAKEOVER_IDLE_MS
  *     without                         any                       tracked, delivered
  *     without                         none, or expired          delivered as it is, not-tracked: its answer leaves untranslated
@@ -213,6 +213,7 @@ export class Node implements Pipeline {
       const id = ipv4.identification(bytes, at);
       packet.ports = tcp.ports(view, packet.l4);
       packet.partial = isPartial(bytes, at, packet.l4);
+      packet.leads = isFragment;
       // weir does not reassemble: of a tunnelled packet in fragments none can be used.
       if (isFragment && this.#isToTunnel(at)) core.drop(REASON['geneve-malformed']);
       else this.#reply();
@@ -329,7 +330,6 @@ export class Node implements Pipeline {
     const flags = packet.protocol === ipv4.PROTO_TCP ? tcp.flags(bytes, packet.l4) : tcp.SYN;
     const isReset = (flags & tcp.RST) !== 0;
     if (!isReset && !hasWaited && this.#endpoints.mustWait(vip, vipPort)) return;
-    if (before >= 0) table.remove(before, CAUSE_REPLACED, nowMs);
     const service = lookup(snapshot.serviceIndex, vip, vipPort, packet.protocol);
     const backend = this.#backendOf(service);
     if (isReset) {
@@ -337,6 +337,7 @@ export class Node implements Pipeline {
       core.forward();
       return;
     }
+    if (before >= 0) table.remove(before, CAUSE_REPLACED, nowMs);
     const originalPorts = (packet.ports & ~0xffff) | vipPort;
     this.#forget(table, packet.source, vip, originalPorts);
     const record = table.insert(

@@ -192,7 +192,7 @@ function hasUdpChecksum(bytes: Uint8Array, at: number): boolean {
   return vnet.isPartial(bytes, at, l4) || udp.checksum(bytes, l4) !== 0;
 }
 
-/** FIN and PSH are the last segment's, CWR the first's (RFC 3168 6.1.2). */
+/** FIN and PSH are the last segment's, CWR the first's (RFC 3168 6.1.2), and URG is for those that begin before the urgent data ends. */
 function finishSegment(
   view: DataView,
   bytes: Uint8Array,
@@ -205,7 +205,14 @@ function finishSegment(
   const l4 = at + ipv4.headerLength(bytes, at);
   let flags = tcp.flags(bytes, l4);
   if (!isLast) flags &= ~(tcp.FIN | tcp.PSH);
-  if (skipped !== 0) flags &= ~tcp.CWR;
+  if (skipped !== 0) {
+    flags &= ~tcp.CWR;
+    if ((flags & tcp.URG) !== 0) {
+      const urgent = tcp.urgentPointer(view, l4) - skipped;
+      if (urgent <= 0) flags &= ~tcp.URG;
+      tcp.setUrgentPointer(view, l4, Math.max(0, urgent));
+    }
+  }
   tcp.setFlags(bytes, l4, flags);
   tcp.setSequence(view, l4, tcp.sequence(view, l4) + skipped);
   view.setUint16(l4 + tcp.TCP_CHECKSUM, 0);

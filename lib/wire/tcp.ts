@@ -48,6 +48,15 @@ export function window(bytes: Uint8Array, l4: number): number {
   return (bytes[l4 + 14]! << 8) | bytes[l4 + 15]!;
 }
 
+/** Bytes from the sequence number to the end of urgent data; means something with URG only. */
+export function urgentPointer(view: DataView, l4: number): number {
+  return view.getUint16(l4 + 18);
+}
+
+export function setUrgentPointer(view: DataView, l4: number, urgentBytes: number): void {
+  view.setUint16(l4 + 18, urgentBytes);
+}
+
 /** A SYN that opens a connection: without ACK, RST and FIN; the ECN bits do not matter (RFC 3168). */
 export function isOpeningSyn(tcpFlags: number): boolean {
   return (tcpFlags & (SYN | ACK | RST | FIN)) === SYN;

@@ -88,16 +88,16 @@ t.test('what is refused, and how', async (t) => {
     ['GET', '/v1/ct/watch?count=1', 400, /no parameter "count"/],
     ['GET', '/v1/ct/watch?state=NOPE', 400, /no state/],
     ['POST', '/v1/ct/watch', 405, /does not take POST/],
+    ['GET', '/v1/explain?protocol=tcp', 400, /no parameter "protocol"/],
+    ['POST', '/v1/explain', 405, /does not take POST/],
+    ['GET', '/v1/plan', 405, /does not take GET/],
+    ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
     ['GET', '/v1/events?count=-1', 400, /count "-1" is no number/],
     ['GET', '/v1/capture?count=0', 400, /count "0" is no number from 1 on/],
     ['GET', '/v1/capture?snaplen=20', 400, /snaplen "20" is no number from 24 on/],
     ['GET', '/v1/capture?state=SYN_SENT', 400, /no parameter "state"/],
     ['GET', '/v1/events?follow=yes', 400, /follow is "yes"/],
     ['GET', '/v1/events?level=info', 400, /no parameter "level"/],
-    ['GET', '/v1/explain?protocol=tcp', 400, /no parameter "protocol"/],
-    ['POST', '/v1/explain', 405, /does not take POST/],
-    ['GET', '/v1/plan', 405, /does not take GET/],
-    ['POST', '/v1/plan?path=x', 400, /no parameter "path"/],
   ] as const) {
     const answer = await app.request(path, { method });
     t.equal(answer.status, status, `${method} ${path}`);

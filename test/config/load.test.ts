@@ -178,7 +178,7 @@ const ROWS: readonly Row[] = [
   },
   {
     name: 'the tunnel',
-    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 8388607\n  inner: ipv4\n  option: never\n  clampMss: "no"\n  peers: [192.0.2.1, 10.0.0.1/8, fe80::1, 127.0.0.1, "10.0.0.0/"]\n',
+    text: 'tunnel:\n  address: fe80::1\n  port: 0\n  vni: 16777216\n  inner: ipv4\n  option: never\n  clampMss: "no"\n  peers: [192.0.2.1, 10.0.0.1/8, fe80::1, 127.0.0.1, "10.0.0.0/"]\n',
     problems: [
       '2:12 tunnel.address: is an IPv6 address; weir balances IPv4 only, IPv6 is not supported yet',
       '3:9 tunnel.port: must be a whole number from 1 to 65535',

@@ -107,6 +107,9 @@ t.test('an address has one role', async (t) => {
   t.same(problemsOf(TUNNEL, [{ mode: 'dsr', backends: backend('10.2.0.1', '10.96.0.1') }]), [
     '4 services[0].backends[0].node: is also the VIP of services[0]',
   ]);
+  t.same(problemsOf(`${TUNNEL}${SNAT}`, [{ mode: 'dsr', backends: backend('10.2.0.1', '10.255.0.1') }]), [
+    '5 services[0].backends[0].node: is also snat.addresses[0]',
+  ]);
   for (const own of [backend('10.2.0.1', '192.0.2.1'), backend('192.0.2.1')]) {
     t.match(problemsOf(TUNNEL, [{ mode: 'dsr', backends: own }]), [
       /is also `tunnel.address`; a gateway cannot tunnel to itself/,

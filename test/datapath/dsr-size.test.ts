@@ -5,7 +5,7 @@ import * as ipv4 from '../../lib/wire/ipv4.js';
 import { reassemble } from '../fixtures/geneve.js';
 import { describe } from '../fixtures/packet-text.js';
 import { fragment, icmpError, partial, pattern, tcp, udp, verifyChecksums } from '../fixtures/packets.js';
-import { client, config, inside, OneByOne, only, query } from '../support/dsr.js';
+import { B1, client, config, inside, OneByOne, only, query } from '../support/dsr.js';
 import { TestPipeline } from '../support/pipeline.js';
 
 /** Packets of dsr services that do not go through the tunnel as they are. */
@@ -108,6 +108,27 @@ t.test('fragments of a client follow their first one, and are cut again where th
   ipv4.storeChecksum(second, 0);
   t.match(pipeline.send(second), { verdict: 'reply', reason: 'frag-needed' }, 'a first fragment with DF');
   t.match(pipeline.send(first), { verdict: 'drop', reason: 'mtu-exceeded' }, 'the others share its end');
+});
+
+t.test('datagrams of one client to several VIPs of a backend are kept apart, whoever fragments them', async (t) => {
+  const dns = '  - { name: other, address: 10.96.0.11, port: 53, protocol: udp, mode: dsr, backends: [';
+  for (const [payload, bytes] of [
+    [4000, 1480],
+    [4000, 1000],
+    [1450, 1480],
+  ] as const) {
+    const pipeline = new TestPipeline(`${config()}${dns}${B1}] }\n`);
+    const [first, second] = ['10.96.0.10', '10.96.0.11'].map((dst) => {
+      const whole = udp({ ...query, dst, id: 7, df: false, payload });
+      const sent = whole.length <= 1500 ? [whole] : fragment(whole, bytes);
+      return reassemble(sent.flatMap((piece) => inside(t, pipeline.send(piece)).map(({ inner }) => inner)));
+    }) as [Uint8Array, Uint8Array];
+    const idOf = (packet: Uint8Array): number => (packet[4]! << 8) | packet[5]!;
+    t.equal(idOf(first), 7);
+    t.not(idOf(second), 7, `${payload} bytes in fragments of ${bytes}`);
+    t.same(second.subarray(28), first.subarray(28));
+    t.equal(pipeline.device.slotsHeld, 0);
+  }
 });
 
 t.test('the path MTU towards a node follows what routers say about the tunnel', async (t) => {

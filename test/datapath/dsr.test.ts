@@ -189,7 +189,15 @@ t.test('a backend that takes no new flows', async (t) => {
   pipeline.nowMs += 300_000;
   const cut = pipeline.send(tcp({ ...client, flags: 'A', seq: 1, ack: 77 }));
   t.match(cut, { verdict: 'reply', reason: 'rst-mid-stream' });
-  t.match(describe(cut.out[0]!.bytes), /^tcp 10\.96\.0\.10:80 > 10\.1\.0\.2:40000 R seq=77/);
+  t.same(
+    cut.out.map(({ bytes }) => describe(bytes).replace(/:\d+ > 192/, ' > 192')),
+    [
+      'geneve 192.0.2.1 > 192.0.2.11 vip=10.96.0.10:80 [tcp 10.1.0.2:40000 > 10.2.0.11:8080 RA seq=1 win=0]',
+      'tcp 10.96.0.10:80 > 10.1.0.2:40000 R seq=77 win=0',
+    ],
+    'a packet that comes before the sweep: both ends are told',
+  );
+  t.equal(pipeline.device.slotsHeld, 0);
 });
 
 t.test('flows that are cut: an RST to the client, and one through the tunnel', async (t) => {
@@ -269,6 +277,39 @@ t.test('a service in another mode has no tunnels for its flows, but for those th
   };
   t.match(pipeline.send(tcp({ ...answer, flags: 'A', seq: 9, ack: 2 })), { direction: 'reply', state: 'ESTABLISHED' });
   t.match(describe(pipeline.send(udp(query)).out[0]!.bytes), /^udp 10\.1\.0\.2:5000 > 10\.2\.0\.1[12]:8080/);
+});
+
+t.test('flows from before a service was in mode dsr: their answers are the node’s now', async (t) => {
+  const tunnel = 'option: syn,';
+  const backends = `${B1}, ${B2}`;
+  const top = 'snat: { addresses: [10.96.255.1] }';
+  const before = (mode: string): string =>
+    config({ tunnel, top, backends: backends.replaceAll(/, node: [\d.]+/g, '') }).replaceAll('mode: dsr,', mode);
+  for (const mode of ['', 'mode: snat,']) {
+    const pipeline = new TestPipeline(before(mode));
+    const { backend, out } = pipeline.send(tcp({ ...client, flags: 'S', seq: 1 }));
+    const [, source, from] = describe(out[0]!.bytes).match(/^tcp (\S+) > (\S+):8080/)!;
+    const [dst, dport] = source!.split(':') as [string, string];
+    const answer = { src: from!, sport: 8080, dst, dport: Number(dport), seq: 9, ack: 2 };
+    pipeline.send(tcp({ ...answer, flags: 'SA', seq: 8 }));
+    pipeline.send(tcp({ ...client, flags: 'A', seq: 2, ack: 9 }));
+    pipeline.send(udp(query));
+
+    pipeline.configure(config({ tunnel, top, backends }));
+    t.match(pipeline.send(tcp({ ...answer, flags: 'A' })), { verdict: 'forward', direction: 'reply' }, 'on its way');
+    const next = pipeline.send(tcp({ ...client, flags: 'A', seq: 2, ack: 9, payload: 5 }));
+    const datagram = pipeline.send(udp(query));
+    if (mode === '') {
+      t.match(next, { backend, state: 'ESTABLISHED' });
+      t.match(only(t, next), { vip: '10.96.0.10:80', dst: backend === 'b1' ? '192.0.2.11' : '192.0.2.12' });
+      t.match(only(t, datagram), { vip: '10.96.0.10:53' });
+    } else {
+      t.match(describe(next.out[0]!.bytes), /^tcp 10\.96\.255\.1:/, 'answers to an snat address go on coming');
+      t.match(describe(datagram.out[0]!.bytes), /^udp 10\.96\.255\.1:/);
+    }
+    t.equal(pipeline.tcp.count, 1);
+    t.equal(pipeline.any.count, 1);
+  }
 });
 
 t.test('ICMP errors from the client’s side go to the owner of the flow, translated', async (t) => {

@@ -329,6 +329,15 @@ t.test('an entry that is idle or closing gives way', async (t) => {
   reset.send(tcp({ ...fromBackend, flags: 'R', seq: 5001 }));
   t.match(reset.send(syn), { verdict: 'forward', state: 'SYN_SENT' }, 'and so is an RST');
 
+  const stray = node('');
+  establish(stray);
+  stray.nowMs += 60_000;
+  t.match(stray.send(datagram(tcp({ ...toBackend, flags: 'R', seq: 7 }), OTHER)), { verdict: 'forward' });
+  t.match(flows(stray), [{ vip: `${VIP}:80`, state: 'ESTABLISHED' }], 'but not to an RST, which begins nothing');
+  same(t, stray.send(tcp({ ...fromBackend, flags: 'A', seq: 5001, ack: 1001 })), [
+    tcp({ ...fromVip, flags: 'A', seq: 5001, ack: 1001 }),
+  ]);
+
   const datagrams = node('');
   datagrams.send(datagram(udp({ ...query, payload: 5 }), DNS));
   const other = datagram(udp({ ...query, payload: 6 }), OTHER);
@@ -433,6 +442,25 @@ t.test('fragments follow their first one, in both directions', async (t) => {
   for (const piece of refused)
     t.match(pipeline.send(datagram(piece, OTHER)), { verdict: 'drop', reason: 'reply-tuple-clash' });
   t.equal(pipeline.device.slotsHeld, 0);
+});
+
+t.test('answers of several backends behind one VIP are kept apart when they come in fragments', async (t) => {
+  const pipeline = node('');
+  const ids = ['10.3.0.1', '10.3.0.2'].map((backend, i) => {
+    const sport = 5000 + i;
+    pipeline.send(datagram(udp({ ...query, sport, dst: backend, payload: 5 }), DNS));
+    const answer = udp({ src: backend, sport: 5353, dst: query.src, dport: sport, id: 9, payload: 3000 });
+    const pieces = fragment(answer, 1480).flatMap((piece) => pipeline.send(piece).out.map(({ bytes }) => bytes));
+    t.equal(pieces.length, 3);
+    t.same(
+      pieces.flatMap((piece) => verifyChecksums(piece)),
+      [],
+    );
+    return pieces.map((piece) => (piece[4]! << 8) | piece[5]!);
+  });
+  t.same(ids[0], [9, 9, 9]);
+  t.not(ids[1]![0], 9);
+  t.equal(new Set(ids[1]).size, 1);
 });
 
 t.test('what is refused at the end of the tunnel', async (t) => {

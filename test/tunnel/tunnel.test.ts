@@ -230,6 +230,25 @@ t.test('TCP segments are the original stream with right headers', async (t) => {
   );
 });
 
+t.test('urgent data ends where it did', async (t) => {
+  const whole = tcp({ ...FLOW, seq: 100, flags: 'PUA', payload: 3000 });
+  const urgent = (packet: Uint8Array): [flag: boolean, pointer: number] => [
+    (packet[33]! & 0x20) !== 0,
+    (packet[38]! << 8) | packet[39]!,
+  ];
+  for (const [pointer, wanted] of [
+    [1500, [true, 1500, true, 500, false, 0]],
+    [1000, [true, 1000, false, 0, false, 0]],
+    [0xffff, [true, 0xffff, true, 64_535, true, 63_535]],
+  ] as const) {
+    const packet = Uint8Array.from(whole);
+    packet.set([pointer >> 8, pointer & 0xff], 38);
+    const pieces = cut(t, partial(packet, 1000), TCP_SEGMENTS, 1000);
+    t.same(pieces.flatMap(urgent), wanted);
+    for (const piece of pieces) t.same(verifyChecksums(piece), []);
+  }
+});
+
 t.test('writes: at most 65,535 bytes and 128 datagrams each, a single one as it is', async (t) => {
   const sizes = (payload: number, mss: number, device = OFFLOAD): number[] => {
     cut(t, partial(tcp({ ...FLOW, payload }), mss), TCP_SEGMENTS, mss, { device });

@@ -60,6 +60,8 @@ function parseStep({ bytes, headers }: KnownCase): StepView {
         ? `the first fragment of datagram ${identification}`
         : `${protocolName(protocol)}${protocol === PROTO_TCP ? ` with ${flagNames(tcpFlags)}` : ''}`;
   const notes = beyond > 0 ? [`${plural(beyond, 'byte')} behind it are not sent on`] : [];
+  if (isFragment && fragmentOffset === 0)
+    notes.push('it may leave with another identification, if a datagram has this one there');
   return step('parse', 'ok', `IPv4, ${what}: all headers are whole`, { protocol, length }, notes);
 }
 

@@ -1,13 +1,13 @@
 import { setImmediate } from 'node:timers/promises';
-import { BACKEND_ID, SERVICE } from '../../conntrack/record.js';
-import type { TableReader } from '../../conntrack/table-reader.js';
+import { BACKEND_ID, RECORD_WORDS, SERVICE } from '../../conntrack/record.js';
+import type { Records, TableReader } from '../../conntrack/table-reader.js';
 import { isOver } from '../../datapath/cut.js';
 import { picksAgain } from '../../datapath/picks-again.js';
 import type { Snapshot } from '../../datapath/snapshot.js';
 import type { FlowFates } from './plan-view.js';
 
 /** Records between two pauses: 1 ms, so that nothing else of the main thread waits for long. */
-const SLICE_RECORDS = 4096;
+const SLICE_RECORDS = 8192;
 
 const KEPT = 0;
 const MOVED = 1;
@@ -59,24 +59,26 @@ export async function countFates(
   nowMs: number,
   counts: FateCount,
 ): Promise<void> {
+  const visit = (records: Records, record: number): void => {
+    const word = record * RECORD_WORDS;
+    const fate = after === null ? KEPT : fateOf(records, record, before, after, nowMs);
+    counts.note(records.words[word + SERVICE]!, records.words[word + BACKEND_ID]!, fate);
+  };
   for (const reader of readers) {
-    const { words } = reader;
-    const visit = (): void => {
-      counts.note(words[SERVICE]!, words[BACKEND_ID]!, after === null ? KEPT : fateOf(reader, before, after, nowMs));
-    };
-    for (let first = 0; first < reader.recordsUsed; first += SLICE_RECORDS) {
-      reader.forEachLive(nowMs, visit, first, SLICE_RECORDS);
+    for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
+      reader.visitLive(first, SLICE_RECORDS, nowMs, visit);
       await setImmediate();
     }
   }
 }
 
-/** Of the record that was just read. What it would come to in any case is not the reload's doing. */
-function fateOf(reader: TableReader, before: Snapshot, after: Snapshot, nowMs: number): number {
-  const { words } = reader;
-  if (isOver(after, words, 0, nowMs)) return isOver(before, words, 0, nowMs) ? KEPT : CUT;
-  if (picksAgain(reader, 0, after)) return picksAgain(reader, 0, before) ? KEPT : MOVED;
-  return after.cutAt[words[BACKEND_ID]!]! === Number.POSITIVE_INFINITY ? KEPT : CUT_LATER;
+/** What it would come to in any case is not the reload's doing. */
+function fateOf(records: Records, record: number, before: Snapshot, after: Snapshot, nowMs: number): number {
+  const word = record * RECORD_WORDS;
+  const { words } = records;
+  if (isOver(after, words, word, nowMs)) return isOver(before, words, word, nowMs) ? KEPT : CUT;
+  if (picksAgain(records, record, after)) return picksAgain(records, record, before) ? KEPT : MOVED;
+  return after.cutAt[words[word + BACKEND_ID]!]! === Number.POSITIVE_INFINITY ? KEPT : CUT_LATER;
 }
 
 function fatesOf(counts: Float64Array): FlowFates {

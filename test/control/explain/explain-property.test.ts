@@ -45,11 +45,13 @@ function hex(bytes: Uint8Array): string {
   return Buffer.from(bytes).toString('hex');
 }
 
-/** Two datagrams may not leave with one identification; which one a first fragment gets is not foretold. */
+/** Two datagrams may not leave with one identification; which one a first fragment gets, alone or in a tunnel, is not foretold. */
 function withoutIdentification(bytes: Uint8Array): string {
-  if (bytes.length < 20 || (bytes[6]! & 0x3f) === 0) return hex(bytes);
   const copy = bytes.slice();
-  for (const at of [4, 5, 10, 11]) copy[at] = 0;
+  const isTunnelled = bytes.length > 82 && bytes[9] === 17 && ((bytes[22]! << 8) | bytes[23]!) === 6081;
+  const at = isTunnelled ? 62 : 0;
+  const isFragment = bytes.length >= 20 && ((bytes[at + 6]! & 0x3f) | bytes[at + 7]!) !== 0;
+  if (isFragment) for (const offset of [4, 5, 10, 11]) copy[at + offset] = 0;
   return hex(copy);
 }
 

@@ -124,6 +124,7 @@ function actions(
     ['status', 2, () => read('/v1/status')],
     ['statistics', 1, () => read('/v1/ct/stats')],
     ['exports', 1, () => read('/v1/ct/export')],
+    ['captures', 1, () => read('/v1/capture', { service: 'web', count: '200', seconds: '2' })],
     [
       'packets explained',
       3,

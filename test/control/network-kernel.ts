@@ -1,3 +1,4 @@
+import '../support/plain-children.js';
 /*
  * The set-up in a real kernel; network.test.ts runs this file in a namespace that dies with it:
  *

@@ -518,10 +518,10 @@ t.test('a running weir', options, async (t) => {
     const crowd = spawn('ip', ['netns', 'exec', namespace, process.execPath, '-e', CROWD, socket], { stdio: 'pipe' });
     t.teardown(() => crowd.kill());
     await new Promise((resolve) => crowd.stdout.once('data', resolve));
-    const received = (): number => ask<{ traffic: { rxPackets: number } }>('status').traffic.rxPackets;
-    const before = received();
+    const forwarded = (): number => ask<{ traffic: { forwarded: number } }>('status').traffic.forwarded;
+    const before = forwarded();
     for (let i = 0; i < 3; i++) sendDatagram();
-    t.equal(received(), before + 3, 'packets go on, and are told of');
+    t.equal(forwarded(), before + 3, 'packets go on, and are told of');
     const url = 'http://127.0.0.1:9650';
     t.match(inside('curl', '-s', `${url}/metrics`).stdout, 'weir_batches_total');
     const status = (...args: string[]): string =>

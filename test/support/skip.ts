@@ -1,3 +1,4 @@
+import './plain-children.js';
 import { accessSync, constants } from 'node:fs';
 import { delimiter, join } from 'node:path';
 

@@ -10,7 +10,7 @@ import { WeirError } from '../base/errors.js';
  *          +--- ip netns exec NAMESPACE program &   output to a file, so that it may outlive the lab's own process
  */
 
-const START_LIMIT_MS = 15_000;
+const START_LIMIT_MS = 30_000;
 const POLL_MS = 15;
 
 export interface Result {

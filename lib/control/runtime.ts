@@ -213,8 +213,8 @@ class Runtime {
       log,
     };
     const observer = new Observer(parts);
-    const { listen } = config.admin;
-    const admin = await this.#options.openAdmin(observer, { socket, listen });
+    const { listen, dashboard } = config.admin;
+    const admin = await this.#options.openAdmin(observer, { socket, listen, dashboard });
     this.#undo.push({ step: 'admin', run: () => admin.close() });
     if (this.#isEnding) return;
 

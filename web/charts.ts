@@ -7,10 +7,14 @@ import type { History, Measure } from './history.js';
 /** Loaded before this module, by a script of its own. */
 declare const uPlot: typeof Plot;
 
-/** Room for the names at the ends of the lines, in CSS pixels; on a phone they go. */
+/** Room for the names at the ends of the lines, in CSS pixels; where all is narrower than that, they go. */
 const NAMES_WIDTH = 84;
-const NARROW = 340;
+const NARROW = 300;
 const HEIGHT = 168;
+/** Of the time that is shown, in seconds: what there is, within these. */
+const SHORTEST = 60;
+const LONGEST = 300;
+
 const FONT = '11px system-ui, sans-serif';
 const NAME_LINE = 13;
 
@@ -50,7 +54,7 @@ export class Chart {
     this.element = make(
       'figure',
       { class: 'card chart', 'data-measure': measure },
-      make('figcaption', {}, make('h3', {}, title), this.#value, this.#detail),
+      make('figcaption', {}, make('h3', {}, title), make('div', { class: 'now' }, this.#value, this.#detail)),
       make('div', { class: 'frame' }, this.#place, this.#empty),
       this.#readout,
     );
@@ -111,11 +115,22 @@ export class Chart {
       legend: { show: false },
       cursor: { sync: { key: 'weir' }, drag: { x: false, y: false }, points: { size: 6 } },
       scales: {
-        x: { time: true, range: (_, __, last) => [last - 300, last] },
+        x: {
+          time: true,
+          range: (_, first, last) => [Math.max(last - LONGEST, Math.min(first, last - SHORTEST)), last],
+        },
         y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] },
       },
       axes: [
-        { stroke: text, grid: { show: false }, ticks: { show: false }, font: FONT, size: 24, space: 70 },
+        {
+          stroke: text,
+          grid: { show: false },
+          ticks: { show: false },
+          font: FONT,
+          size: 24,
+          space: 80,
+          values: (_, splits) => splits.map(timeOfDay),
+        },
         {
           stroke: text,
           grid,
@@ -154,8 +169,7 @@ export class Chart {
     const { format } = TITLES[this.#measure];
     const said = names.map(({ name }, i) => ({ name, value: (data[i + 1] as (number | null)[])[at] ?? 0 }));
     const values = said.filter(({ value }) => value > 0).map(({ name, value }) => `${name} ${format(value)}`);
-    const time = new Date(data[0][at]! * 1000).toLocaleTimeString(undefined, { hour12: false });
-    setText(this.#readout, `${time}  ${values.join(' · ') || format(0)}`);
+    setText(this.#readout, `${timeOfDay(data[0][at]!)}  ${values.join(' · ') || format(0)}`);
   }
 
   #fit(): void {
@@ -165,6 +179,10 @@ export class Chart {
     if (isNarrow(width) !== isNarrow(this.#plot.width)) this.setLines([...this.#shown, ...this.#beyond]);
     else this.#plot.setSize({ width, height: HEIGHT });
   }
+}
+
+function timeOfDay(seconds: number): string {
+  return new Date(seconds * 1000).toLocaleTimeString('en-GB');
 }
 
 /** At the end of each line its name, moved apart where lines end close together; those that say nothing now have none. */

@@ -22,7 +22,7 @@ export class ConnectionsPanel {
       void this.list();
     });
     // The fields are empty only after this event.
-    this.#form.addEventListener('reset', () => queueMicrotask(() => void this.list()));
+    this.#form.addEventListener('reset', () => setTimeout(() => void this.list()));
   }
 
   /** The names that can be chosen. */
@@ -39,7 +39,7 @@ export class ConnectionsPanel {
   }
 
   showClient(address: string): void {
-    this.#form.reset();
+    for (const name of ['service', 'backend', 'state']) this.#field<HTMLInputElement>(name).value = '';
     this.#field<HTMLInputElement>('client').value = address;
     this.#form.scrollIntoView({ block: 'center' });
     this.#field<HTMLInputElement>('client').focus({ preventScroll: true });

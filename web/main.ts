@@ -80,8 +80,8 @@ function draw(): void {
   const known = intervalSeconds > 0;
   const [packets, bitRate, opened] = charts as [Chart, Chart, Chart];
   if (one === undefined) {
-    packets.update(known ? rates.packetsIn : null, `in; ${si(rates.packetsOut)} out`);
-    bitRate.update(known ? rates.bitsIn : null, `in; ${bits(rates.bitsOut)} out`);
+    packets.update(known ? rates.packetsIn : null, `in, ${si(rates.packetsOut)} out`);
+    bitRate.update(known ? rates.bitsIn : null, `in, ${bits(rates.bitsOut)} out`);
   } else {
     const { packets: p, bits: b } = one.rates;
     packets.update(known ? p.original + p.reply : null, `${si(p.original)} from clients, ${si(p.reply)} from backends`);

@@ -73,7 +73,7 @@ function figures(head: HTMLElement, kind: 'service' | 'backend'): Row {
     make('td', { class: 'number', 'data-label': label }),
   );
   const stateOf = stateCell(state);
-  const shareOf = shareCell(share);
+  const shareOf = kind === 'backend' ? shareCell(share) : () => {};
   const element = make('tr', { class: kind }, head, state, share, ...numbers);
   return {
     element,

@@ -278,7 +278,10 @@ t.test('sockets', async (t) => {
 
   t.test('places that cannot be', async (t) => {
     const long = join(folder, 'x'.repeat(120));
-    await t.rejects(serveAdmin(weir, { socket: long, listen: null, dashboard: false }), { code: 'ADDRESS_IN_USE', message: /longer/ });
+    await t.rejects(serveAdmin(weir, { socket: long, listen: null, dashboard: false }), {
+      code: 'ADDRESS_IN_USE',
+      message: /longer/,
+    });
     writeFileSync(join(folder, 'file'), '');
     const under = join(folder, 'file/weir.sock');
     await t.rejects(serveAdmin(weir, { socket: under, listen: null, dashboard: false }), { code: 'ADDRESS_IN_USE' });

@@ -168,7 +168,7 @@ t.test('on a terminal', needsTools(t, 'python3'), async (t) => {
     await terminal.see(`${ESC}[K${ESC}[J`);
     const frame = terminal.output.slice(terminal.output.lastIndexOf('\x1b[H') + 3).split('\x1b[K');
     t.equal(frame.length - 1, 8);
-    t.ok(frame.every((line) => line.replace('\r\n', '').replace(`${ESC}[J`, '').length <= 30));
+    t.ok(frame.every((line) => line.replace(/[\r\n]/g, '').replace(`${ESC}[J`, '').length <= 30));
     terminal.type('\x03');
     t.equal(await terminal.ended(), '0 restored');
     isRestored(t, terminal);

@@ -199,17 +199,6 @@ export class TableReader {
     }
   }
 
-  /** Connections that have not expired at `nowMs`. Looks at every record: some 10 ms for 500,000. */
-  countLive(nowMs: number): number {
-    const end = Atomics.load(this.#header, HIGH_WATER);
-    let live = 0;
-    for (let record = 0; record < end; record++) {
-      const isLive = this.#words[record * RECORD_WORDS + COMMIT] !== 0;
-      if (isLive && this.#doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs) live++;
-    }
-    return live;
-  }
-
   /** Records from here on were never used. */
   get highWater(): number {
     return Atomics.load(this.#header, HIGH_WATER);

@@ -1,9 +1,9 @@
-import { mkdtempSync, readFileSync, rmSync } from 'node:fs';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer } from 'node:http';
-import { createRequire } from 'node:module';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import axe from 'axe-core';
 import type { Browser, Page } from 'playwright-core';
 import t, { type Test } from 'tap';
 import { createApp } from '../../lib/admin/app.js';
@@ -13,8 +13,6 @@ import type { LiveView } from '../../lib/control/live/live-view.js';
 import { observe, openBrowser } from '../support/browser.js';
 import { backend, FakeWeir, liveView } from '../support/fake-weir.js';
 import { needsTools } from '../support/skip.js';
-
-const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 const HOSTILE = '<img/src=x/onerror=alert(1)><script>alert(2)</script>"\'&amp;';
 
@@ -144,7 +142,7 @@ t.test('the page', needsTools(t, 'chromium'), async (t) => {
   await t.test('nothing stands in the way of anybody', async (t) => {
     const { page, weir, url } = await open(t, browser, VIEWS);
     weir.chunks = () => [JSON.stringify([{ ...FLOW, service: 'web' }])];
-    await page.addInitScript(AXE);
+    await page.addInitScript(axe.source);
     await page.goto(url);
     await page.locator('#connections-table tbody tr').waitFor();
     await page.locator('#question [name=src]').fill('10.1.0.2:1');

@@ -69,7 +69,8 @@ function variant(lab: Lab, random: Random): string {
     `# ${below(random, 1e6)}`,
     'snat: { addresses: [10.96.255.1] }',
     'admin: { listen: off }',
-    `conntrack: { timeouts: { any: ${pick('50s', '60s')} } }`,
+    // Small tables are soon touched as a whole: from then on memory grows by what leaks.
+    `conntrack: { tcpEntries: 65536, anyEntries: 16384, timeouts: { any: ${pick('50s', '60s')} } }`,
     'services:',
     ...(below(random, 2) === 0 ? services : services.toReversed()).map((service) => `  - ${service}`),
     '',

@@ -162,7 +162,7 @@ t.test('the dashboard over real traffic', { ...root, timeout: 500_000 }, async (
     await sleep(90_000);
     await page.locator('#filter').getByRole('button', { name: 'Clear' }).click();
     for (const theme of ['light', 'dark'] as const) {
-      await page.emulateMedia({ colorScheme: theme });
+      await page.emulateMedia({ colorScheme: theme, reducedMotion: 'reduce' });
       await page.evaluate('scrollTo(0, 0)');
       await changes(page, '[data-measure=packets] .value');
       await page.screenshot({ path: join(PICTURES!, `dashboard-${theme}.png`) });

@@ -1,6 +1,7 @@
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
 import { completionScript, SHELLS, type Shell } from './completion.js';
+import type { Rules } from './export.js';
 import { report } from './report.js';
 
 /** What this folder may not reach by itself; the composition root hands it in. */
@@ -79,6 +80,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   addFileCommands(program, parts, exit);
   addRunningCommands(program);
   addForesight(program);
+  addBridges(program);
   addLabCommands(program, parts, exit);
   command(program, 'completion', 'Print a script that completes commands and options in a shell.', 'completion bash')
     .addHelpText(
@@ -254,6 +256,20 @@ function addForesight(program: Command): void {
     .action(async (proto, source, destination, options) =>
       (await import('./explain.js')).explain([proto, source, destination], options),
     );
+}
+
+/** To and from what others use in weir's place. */
+function addBridges(program: Command): void {
+  withConfig(
+    command(
+      program,
+      'export',
+      'Print a configuration as rules of the kernel: docs/export-import.md.',
+      'export iptables -c weir.yaml | iptables-restore --noflush\n  weir export nft -c weir.yaml | nft -f -',
+    ),
+  )
+    .addArgument(new Argument('<rules>', 'whose rules').choices(['iptables', 'nft']))
+    .action(async (rules: Rules, options) => (await import('./export.js')).exportRules(rules, options));
 }
 
 function addLabCommands(program: Command, parts: Parts, exit: (code: number) => void): void {

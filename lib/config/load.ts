@@ -43,9 +43,7 @@ export function parseConfig(text: string): LoadResult {
     );
   }
   if (faults.length > 0 || !result.success) {
-    return refused(
-      faults.map(({ path, message, at }) => ({ ...source.locate(path, at), path: formatPath(path), message })),
-    );
+    return { config: null, problems: place(source, faults) };
   }
   return { config: deriveConfig(result.data), problems: [] };
 }
@@ -79,9 +77,23 @@ export function formatProblem(file: string, { line, column, path, message }: Pro
   return `${file}:${line}:${column} ${path === '' ? '' : `${path}: `}${message}`;
 }
 
+/** Where the values of `faults` stand in a text that can be read, in the order of the text. */
+export function placeFaults(text: string, faults: readonly Fault[]): Problem[] {
+  return place(new YamlSource(text), faults);
+}
+
+function place(source: YamlSource, faults: readonly Fault[]): Problem[] {
+  return inOrder(
+    faults.map(({ path, message, at }) => ({ ...source.locate(path, at), path: formatPath(path), message })),
+  );
+}
+
 function refused(problems: Problem[]): LoadResult {
-  problems.sort((a, b) => a.line - b.line || a.column - b.column);
-  return { config: null, problems };
+  return { config: null, problems: inOrder(problems) };
+}
+
+function inOrder(problems: Problem[]): Problem[] {
+  return problems.sort((a, b) => a.line - b.line || a.column - b.column);
 }
 
 function isHollow(fault: Fault): boolean {

@@ -100,7 +100,8 @@ function isHollow(fault: Fault): boolean {
   return fault.message === 'is missing';
 }
 
-function formatPath(path: readonly PropertyKey[]): string {
+/** `services[0].backends[1].weight` */
+export function formatPath(path: readonly PropertyKey[]): string {
   let text = '';
   for (const step of path) {
     if (typeof step === 'number') text += `[${step}]`;

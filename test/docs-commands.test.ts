@@ -20,6 +20,7 @@ const PAGES: Readonly<Record<string, Stage>> = {
   'README.md': 'gateway',
   'docs/api.md': 'gateway',
   'docs/dashboard.md': 'gateway',
+  'docs/export-import.md': 'host',
   'docs/operating.md': 'gateway',
   'docs/tutorial.md': 'host',
 };

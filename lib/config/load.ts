@@ -5,6 +5,7 @@ import { deriveConfig } from './derive.js';
 import { type Fault, faultsOf, UNWORDED } from './faults.js';
 import { checkRules } from './rules.js';
 import { configSchema } from './schema.js';
+import type { YamlPieces } from './yaml-pieces.js';
 import { YamlSource } from './yaml-source.js';
 
 /** One mistake and where it stands; lines and columns count from 1. */
@@ -23,8 +24,15 @@ export type LoadResult =
 /**
  * Judges a configuration's text, YAML or JSON. Never throws. All mistakes are reported at once, in the order of the file;
  * only mistakes of syntax hide the others, since what the rest means is not known then.
+ *
+ * @param pieces of the text judged before this one: what is in both is not parsed again
  */
-export function parseConfig(text: string): LoadResult {
+export function parseConfig(text: string, pieces?: YamlPieces): LoadResult {
+  const known = pieces?.read(text);
+  if (known !== undefined && checkRules(known).length === 0) {
+    const result = configSchema.safeParse(known);
+    if (result.success) return { config: deriveConfig(result.data), problems: [] };
+  }
   const source = new YamlSource(text);
   if (source.syntaxErrors.length > 0) {
     return refused(source.syntaxErrors.map(({ line, column, message }) => ({ line, column, path: '', message })));
@@ -59,10 +67,11 @@ export function loadConfig(path: string): LoadResult {
  * Reads a file that must be right.
  *
  * @param text what is in it, when that was read already
+ * @param pieces as for parseConfig
  * @throws WeirError CONFIG_UNREADABLE, or CONFIG_INVALID, whose message is one line per problem.
  */
-export function requireConfig(path: string, text = readConfigText(path)): Config {
-  const { config, problems } = parseConfig(text);
+export function requireConfig(path: string, text = readConfigText(path), pieces?: YamlPieces): Config {
+  const { config, problems } = parseConfig(text, pieces);
   if (config === null) {
     const lines = problems.map((problem) => formatProblem(path, problem));
     throw new WeirError(

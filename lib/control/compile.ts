@@ -1,5 +1,5 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
-import { compareIdentity, fillMaglev } from '../balance/maglev.js';
+import { compareIdentity } from '../balance/maglev.js';
 import { keyFromString } from '../base/hash.js';
 import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import {
@@ -19,6 +19,7 @@ import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
 import { nodeSettings } from './compile-node.js';
 import { type PlacedRanges, placeRanges } from './compile-ranges.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
+import { type MaglevTables, placeTables, type TableParts, tableKey } from './maglev-tables.js';
 import { isAtNode, type ReturnEndpoint } from './network-plan.js';
 import { shared, sharedFrom } from './shared-arrays.js';
 
@@ -38,9 +39,11 @@ export interface CompileState {
 
 /** What the next snapshot takes over from the last. */
 export interface Predecessor {
-  readonly snapshot: Pick<Snapshot, 'version' | 'services' | 'backends' | 'cutAt' | 'counters' | 'maglev'>;
-  /** Where each Maglev table begins, by all it was made from. Services with the same backends share one. */
-  readonly tables: ReadonlyMap<string, number>;
+  readonly snapshot: Pick<
+    Snapshot,
+    'version' | 'services' | 'backends' | 'cutAt' | 'counters' | 'vipIndex' | 'snatIndex' | 'ownSince'
+  >;
+  readonly tables?: MaglevTables;
   readonly ranges?: PlacedRanges;
   /** How long the flows of a backend are kept after its removal, ms, by backend id. */
   readonly drainMs: ReadonlyMap<number, number>;
@@ -49,6 +52,7 @@ export interface Predecessor {
 /** A snapshot and what control must remember of it to make the next. */
 export interface Compiled extends Predecessor {
   readonly snapshot: Snapshot;
+  readonly tables: MaglevTables;
 }
 
 interface Choice {
@@ -64,21 +68,27 @@ interface Part {
   readonly identity: ServiceIdentity;
   readonly backends: readonly { readonly backend: BackendConfig; readonly identity: BackendIdentity }[];
   readonly choices: readonly Choice[];
+  /** The `tableKey` of its Maglev table; null: it has none. */
+  readonly table: string | null;
 }
 
 const MODES = { dnat: S.MODE_DNAT, snat: S.MODE_SNAT, dsr: S.MODE_DSR } as const;
 
 /**
  * Turns a configuration into the data path's form. Pure but for `identities`, which gives ids to what it has not seen, and the
- * counters, of which an id given anew starts at 0. Maglev tables whose backends, weights, protocol, size and seed are as
- * before are copied, or shared with the last snapshot when that holds for all, instead of built.
+ * counters, of which an id given anew starts at 0, and the places of Maglev tables that the last snapshot does not use. Tables whose
+ * backends, weights, protocol, size and seed are as before are not built again.
  */
 export function compile(config: Config, identities: Identities, state: CompileState): Compiled {
   const { previous } = state;
   const parts = config.services.map((service): Part => {
     const identity = identities.service(service);
     const backends = service.backends.map((backend) => ({ backend, identity: identities.backend(identity, backend) }));
-    return { service, identity, backends, choices: choicesOf(service, backends, state) };
+    const choices = choicesOf(service, backends, state);
+    const hasTable = service.algorithm === 'maglev' && choices.length > 0;
+    const parts = { backends: choices, protocol: identity.protocol };
+    const table = hasTable ? tableKey(parts, config.maglev.tableSize, config.seed) : null;
+    return { service, identity, backends, choices, table };
   });
 
   const services = shared(Int32Array, identities.serviceRows * S.SERVICE_WORDS);
@@ -89,21 +99,18 @@ export function compile(config: Config, identities: Identities, state: CompileSt
 
   const choiceRows: number[] = [];
   const ranges = placeRanges(config.services, previous?.ranges);
-  const tables = new Map<string, number>();
-  const wanted: { choices: readonly Choice[]; protocol: number; at: number; copyFrom: number | undefined }[] = [];
-  const size = config.maglev.tableSize;
+  const key = keyFromString(config.seed);
+  const tables = placeTables(tablesOf(parts), config.maglev.tableSize, key, previous?.tables);
   const drainMs = new Map<number, number>();
-  let tableEntries = 0;
-  for (const { service, identity, backends: members, choices } of parts) {
+  for (const { service, identity, backends: members, choices, table } of parts) {
     const row = identity.id * S.SERVICE_WORDS;
-    const isMaglev = service.algorithm === 'maglev';
     services[row + S.SERVICE_VIP] = identity.vip;
     services[row + S.SERVICE_PORT] = identity.port;
     services[row + S.SERVICE_PROTOCOL] = identity.protocol;
     services[row + S.SERVICE_MODE] = MODES[service.mode];
     services[row + S.SERVICE_FLAGS] =
       (service.noBackend === 'drop' ? S.NO_BACKEND_DROP : 0) |
-      (isMaglev ? S.SERVICE_MAGLEV : 0) |
+      (service.algorithm === 'maglev' ? S.SERVICE_MAGLEV : 0) |
       (isLimited(service) ? S.SERVICE_LIMITED : 0);
     services[row + S.CHOICES_AT] = choiceRows.length / 2;
     services[row + S.CHOICES_COUNT] = choices.length;
@@ -118,20 +125,8 @@ export function compile(config: Config, identities: Identities, state: CompileSt
       choiceRows.push(choice.id, cumulative);
     }
     services[row + S.CHOICES_WEIGHT] = cumulative;
-    services[row + S.MAGLEV_AT] = 0;
-    services[row + S.MAGLEV_SIZE] = 0;
-    if (isMaglev && choices.length > 0) {
-      const key = tableKey(choices, identity.protocol, size, config.seed);
-      let at = tables.get(key);
-      if (at === undefined) {
-        at = tableEntries;
-        tables.set(key, at);
-        wanted.push({ choices, protocol: identity.protocol, at, copyFrom: previous?.tables.get(key) });
-        tableEntries += size;
-      }
-      services[row + S.MAGLEV_AT] = at;
-      services[row + S.MAGLEV_SIZE] = size;
-    }
+    services[row + S.MAGLEV_AT] = table === null ? 0 : tables.at.get(table)!;
+    services[row + S.MAGLEV_SIZE] = table === null ? 0 : tables.size;
     for (const { backend, identity: member } of members) {
       const at = member.id * S.BACKEND_WORDS;
       if (counters !== undefined && !isSameBackend(backends, at, member)) clearCounters(counters, member.id);
@@ -148,27 +143,23 @@ export function compile(config: Config, identities: Identities, state: CompileSt
   }
   setDeadlines(cutAt, drainMs, parts, backends, state);
 
-  const key = keyFromString(config.seed);
-  const before = previous?.snapshot.maglev;
-  const isUnchanged = before?.length === tableEntries && wanted.every(({ at, copyFrom }) => at === copyFrom);
-  const maglev = isUnchanged ? before : shared(Uint16Array, tableEntries);
-  for (const { choices, protocol, at, copyFrom } of isUnchanged ? [] : wanted) {
-    const into = maglev.subarray(at, at + size);
-    if (copyFrom !== undefined) into.set(before!.subarray(copyFrom, copyFrom + size));
-    else fillMaglev(into, choices, protocol, key);
-  }
-
   const isNode = config.role === 'node';
+  const version = (previous?.snapshot.version ?? 0) + 1;
+  const own = {
+    vipIndex: vipIndex(isNode ? [] : config.services),
+    snatIndex: buildLookup((isNode ? [] : config.snat.addresses).map(({ word }) => entry(word, 0, 0, 1))),
+  };
   const snapshot: Snapshot = {
-    version: (previous?.snapshot.version ?? 0) + 1,
+    version,
     services,
     backends,
     cutAt,
+    leaving: sharedFrom(Int32Array, idsLeaving(cutAt)),
     choices: sharedFrom(Int32Array, choiceRows),
-    maglev,
+    maglev: tables.memory,
     serviceIndex: buildLookup(parts.map(({ identity: { vip, port, protocol, id } }) => entry(vip, port, protocol, id))),
-    vipIndex: vipIndex(isNode ? [] : config.services),
-    snatIndex: buildLookup((isNode ? [] : config.snat.addresses).map(({ word }) => entry(word, 0, 0, 1))),
+    ...own,
+    ownSince: hasSameAddresses(own, previous?.snapshot) ? previous!.snapshot.ownSince : version,
     endpointIndex: endpointIndex(isNode ? partsAtNode(config, parts) : parts, isNode ? 'dsr' : 'dnat'),
     tunnel: tunnelOf(config),
     nodeIndex: isNode ? buildLookup([]) : nodeIndex(services, backends),
@@ -205,8 +196,13 @@ function choicesOf(service: ServiceConfig, members: Part['backends'], state: Com
     .sort(compareIdentity);
 }
 
-function tableKey(choices: readonly Choice[], protocol: number, size: number, seed: string): string {
-  return `${seed}/${size}/${protocol}/${choices.map(({ address, port, weight }) => `${address}:${port}*${weight}`).join()}`;
+/** What each Maglev table is made of. Services with the same backends share one. */
+function tablesOf(parts: readonly Part[]): Map<string, TableParts> {
+  const wanted = new Map<string, TableParts>();
+  for (const { table, identity, choices } of parts) {
+    if (table !== null) wanted.set(table, { backends: choices, protocol: identity.protocol });
+  }
+  return wanted;
 }
 
 /** Rows of what the configuration no longer has: their flows go on by the records, and must find them as they were. */
@@ -279,6 +275,22 @@ function vipIndex(services: readonly ServiceConfig[]): Int32Array {
     bits.set(address.word, (bits.get(address.word) ?? S.VIP_KNOWN) | (icmpEcho ? S.VIP_ECHO : 0));
   }
   return buildLookup([...bits].map(([address, value]) => entry(address, 0, 0, value)));
+}
+
+type OwnAddresses = Pick<Snapshot, 'vipIndex' | 'snatIndex'>;
+
+function hasSameAddresses(a: OwnAddresses, b: OwnAddresses | undefined): boolean {
+  return b !== undefined && isSame(a.vipIndex, b.vipIndex) && isSame(a.snatIndex, b.snatIndex);
+}
+
+function isSame(a: Int32Array, b: Int32Array): boolean {
+  return a.length === b.length && a.every((word, i) => word === b[i]);
+}
+
+function idsLeaving(cutAt: Float64Array): number[] {
+  const ids: number[] = [];
+  for (let id = 0; id < cutAt.length; id++) if (cutAt[id] !== Number.POSITIVE_INFINITY) ids.push(id);
+  return ids;
 }
 
 /** Those backends of each service that a node answers for. */

@@ -71,7 +71,8 @@ export class Desired {
       identities,
       isAssumedDown,
       drained: new Map([...this.#drained].map(([backend, weight]) => [own(backend), weight])),
-      compiled: this.#compiled,
+      // It may not write to the tables of the snapshot in use.
+      compiled: { ...this.#compiled, tables: { ...this.#compiled.tables, isOwn: false } },
     });
   }
 

@@ -4,6 +4,7 @@ import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
 import { formatProblem, type Problem, parseConfig, readConfigText } from '../config/load.js';
+import type { YamlPieces } from '../config/yaml-pieces.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
 import { takeCensus } from './census.js';
@@ -32,6 +33,8 @@ export interface ReloaderParts {
   readonly configPath: string;
   /** What was in the file at the start. */
   readonly configText: string;
+  /** Of that text. */
+  readonly pieces?: YamlPieces;
   readonly desired: Desired;
   readonly path: DataPath;
   readonly network: NetworkSetup;
@@ -66,9 +69,9 @@ export class RefusedConfig extends WeirError {
   }
 }
 
-/** What a file says. @throws RefusedConfig */
-export function judge(path: string, text: string): Config {
-  const { config, problems } = parseConfig(text);
+/** What a file says. @param pieces as for parseConfig @throws RefusedConfig */
+export function judge(path: string, text: string, pieces?: YamlPieces): Config {
+  const { config, problems } = parseConfig(text, pieces);
   if (config === null) throw new RefusedConfig(path, problems);
   return config;
 }
@@ -260,9 +263,9 @@ export class Reloader {
   }
 
   async #apply(text: string): Promise<ReloadView> {
-    const { configPath, desired, path, clock, log, onApplied } = this.#parts;
+    const { configPath, pieces, desired, path, clock, log, onApplied } = this.#parts;
     const beganMs = performance.now();
-    const config = judge(configPath, text);
+    const config = judge(configPath, text, pieces);
     requireReloadable(desired.config, config);
     const proposal = desired.propose(config, clock.nowMs());
     const report = await this.#changeNetwork(config, proposal.compiled);

@@ -5,6 +5,7 @@ import { LEARNED_ENDPOINTS } from '../base/limits.js';
 import { systemRandom } from '../base/random.js';
 import type { Config } from '../config/config.js';
 import { readConfigText, requireConfig } from '../config/load.js';
+import { YamlPieces } from '../config/yaml-pieces.js';
 import { allocateEvents } from '../conntrack/events.js';
 import { allocateTable } from '../conntrack/memory.js';
 import { TableReader } from '../conntrack/table-reader.js';
@@ -126,7 +127,8 @@ class Runtime {
   async #start(beganMs: number): Promise<void> {
     const { configPath, version, log } = this.#options;
     const configText = readConfigText(configPath);
-    const config = requireConfig(configPath, configText);
+    const pieces = new YamlPieces();
+    const config = requireConfig(configPath, configText, pieces);
     const socket = this.#options.socket ?? config.admin.socket;
     log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
     await refuseSecond(socket);
@@ -182,7 +184,7 @@ class Runtime {
 
     const readers = { tcp: new TableReader(tables.tcp), any: new TableReader(tables.any) };
     const check = (): void => checker.configure(desired.checked());
-    const source = { configPath, configText, onApplied: check };
+    const source = { configPath, configText, pieces, onApplied: check };
     const manager = this.#manager;
     const sayState = (): string => `${sayCounts(countParts(desired.config))}${refusalOf(reloader)}`;
     const onLoading = (isOver: boolean): void => (isOver ? manager.ready(sayState()) : manager.reloading());

@@ -73,9 +73,11 @@ export function adoptSurvivors({ tcp, any }: Tables): Survivors {
     backends,
     cutAt: new Float64Array(identities.backendRows).fill(Number.POSITIVE_INFINITY),
     counters: new Float64Array(0),
-    maglev: new Uint16Array(0),
+    vipIndex: new Int32Array(0),
+    snatIndex: new Int32Array(0),
+    ownSince: 0,
   };
-  return { identities, previous: { snapshot, tables: new Map(), drainMs } };
+  return { identities, previous: { snapshot, drainMs } };
 }
 
 function adoptTable(memory: TableMemory, identities: Identities, modes: Map<number, number>): void {

@@ -101,7 +101,9 @@ export class Core {
   /** Makes `snapshot` the configuration in use; counts go on where its counters are new. */
   use(snapshot: Snapshot): void {
     const before = this.snapshot as Snapshot | undefined;
-    if (before !== undefined && before.counters !== snapshot.counters) snapshot.counters.set(before.counters);
+    // Where they have grown, with what was counted while they did.
+    const counted = before?.counters;
+    if (counted !== undefined && counted.length !== snapshot.counters.length) snapshot.counters.set(counted);
     this.snapshot = snapshot;
     const { services, backends } = snapshot;
     for (const table of [this.tcp, this.any]) {

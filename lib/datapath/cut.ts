@@ -61,8 +61,7 @@ export class CutStage {
   #dueMs = Number.POSITIVE_INFINITY;
   #sweepingMs = 0;
   #cutAt: Float64Array = new Float64Array(0);
-  #vipIndex: Int32Array = new Int32Array(0);
-  #snatIndex: Int32Array = new Int32Array(0);
+  #ownSince = 0;
   /** Of both tables, TCP's first; -1: not sweeping. */
   #cursor = -1;
 
@@ -73,13 +72,12 @@ export class CutStage {
 
   /** Looks for the next deadline in a new snapshot. A VIP that is new to it may be a live flow's backend: that is due at once. */
   use(): void {
-    const { cutAt, vipIndex, snatIndex } = this.#core.snapshot;
+    const { cutAt, leaving, ownSince } = this.#core.snapshot;
     // A deadline set while a sweep for others went on, or in its very millisecond.
-    const isMissed = cutAt.some((atMs, id) => atMs <= this.#sweptMs && atMs !== this.#cutAt[id]);
+    const isMissed = leaving.some((id) => cutAt[id]! <= this.#sweptMs && cutAt[id] !== this.#cutAt[id]);
     this.#cutAt = cutAt;
-    const ownIsNew = !isSame(vipIndex, this.#vipIndex) || !isSame(snatIndex, this.#snatIndex);
-    this.#vipIndex = vipIndex;
-    this.#snatIndex = snatIndex;
+    const ownIsNew = ownSince !== this.#ownSince;
+    this.#ownSince = ownSince;
     // Ids may mean others now: a sweep under way begins anew.
     if (ownIsNew || isMissed || this.#cursor >= 0) this.#sweptMs = Number.NEGATIVE_INFINITY;
     this.#cursor = -1;
@@ -110,7 +108,11 @@ export class CutStage {
 
   #schedule(): void {
     this.#dueMs = Number.POSITIVE_INFINITY;
-    for (const atMs of this.#core.snapshot.cutAt) if (atMs > this.#sweptMs && atMs < this.#dueMs) this.#dueMs = atMs;
+    const { cutAt, leaving } = this.#core.snapshot;
+    for (const id of leaving) {
+      const atMs = cutAt[id]!;
+      if (atMs > this.#sweptMs && atMs < this.#dueMs) this.#dueMs = atMs;
+    }
   }
 
   /** Ends a flow whose time is over. Returns false when there was no slot for the packets: to be tried again. */
@@ -227,8 +229,4 @@ export class CutStage {
 export function isOver(snapshot: Snapshot, words: Int32Array, word: number, atMs: number): boolean {
   if (snapshot.cutAt[words[word + BACKEND_ID]!]! <= atMs) return true;
   return isOwnAddress(snapshot, words[word + BACKEND]!) || isOwnAddress(snapshot, words[word + CLIENT]!);
-}
-
-function isSame(a: Int32Array, b: Int32Array): boolean {
-  return a.length === b.length && a.every((word, i) => word === b[i]);
 }

@@ -23,6 +23,9 @@ export interface Snapshot {
   /** Per backend: when flows kept after its removal are cut, ms of the data path's clock; Infinity while it is configured. */
   readonly cutAt: Float64Array;
 
+  /** The backends that have such a time. Whoever takes a snapshot in use looks at these, not at all. */
+  readonly leaving: Int32Array;
+
   /**
    * The backends that take new flows, service after service, sorted by identity: `[backend id, cumulative weight]` pairs.
    * A service's rows are CHOICES_AT (in pairs) and CHOICES_COUNT.
@@ -40,6 +43,9 @@ export interface Snapshot {
 
   /** (snat address, 0, 0) -> 1. */
   readonly snatIndex: Int32Array;
+
+  /** The version of the snapshot since which these two are as they are. */
+  readonly ownSince: number;
 
   /**
    * (address, port, protocol) of each configured backend -> the id of the only maglev service in mode dnat that has it, or -1

@@ -69,7 +69,8 @@ function variant(lab: Lab, random: Random): string {
     `# ${below(random, 1e6)}`,
     'snat: { addresses: [10.96.255.1] }',
     'admin: { listen: off }',
-    `conntrack: { timeouts: { any: ${pick('50s', '60s')} } }`,
+    // Small tables are soon touched as a whole: from then on memory grows by what leaks.
+    `conntrack: { tcpEntries: 65536, anyEntries: 16384, timeouts: { any: ${pick('50s', '60s')} } }`,
     'services:',
     ...(below(random, 2) === 0 ? services : services.toReversed()).map((service) => `  - ${service}`),
     '',
@@ -236,7 +237,8 @@ t.test(`${SECONDS} s of everything`, needsRoot(t, 'ip', 'iperf3', 'python3'), as
   const drops = Object.entries(traffic.drops).filter(([, drops]) => drops > 0);
   const half = samples[Math.floor(samples.length / 2)]!;
   const last = samples.at(-1)!;
-  t.ok(last.rssMiB - half.rssMiB < 16, `memory is flat: ${samples.map(({ rssMiB }) => rssMiB).join(' ')} MiB`);
+  const rssMiB = samples.map((sample) => sample.rssMiB);
+  t.ok(floorGrowth(rssMiB) < 24, `memory is flat: ${rssMiB.join(' ')} MiB`);
   t.ok(
     last.descriptors - half.descriptors < 5,
     `and so are descriptors: ${samples.map(({ descriptors }) => descriptors).join(' ')}`,
@@ -251,6 +253,15 @@ t.test(`${SECONDS} s of everything`, needsRoot(t, 'ip', 'iperf3', 'python3'), as
     writeFileSync(WEIR_SOAK_REPORT, soakReport({ reloads, done, loads, streamed, samples, drops }));
   }
 });
+
+/**
+ * By how much the least of the last third exceeds that of the third before. Single samples hold whatever has not been collected
+ * yet: 20 MiB more or less; what leaks raises the least as well.
+ */
+function floorGrowth(samples: readonly number[]): number {
+  const third = Math.ceil(samples.length / 3);
+  return Math.min(...samples.slice(-third)) - Math.min(...samples.slice(-2 * third, -third));
+}
 
 interface Findings {
   readonly reloads: number;

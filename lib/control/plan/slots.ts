@@ -37,7 +37,7 @@ function tableOf({ snapshot, tables }: Compiled, row: number): Table {
   const size = services[row + S.MAGLEV_SIZE]!;
   const at = services[row + S.MAGLEV_AT]!;
   const first = services[row + S.CHOICES_AT]!;
-  const keys = keysOf(tables);
+  const keys = keysOf(tables.at);
   return { size, key: keys.get(at), ownerOf: (slot) => choices[(first + maglev[at + slot]!) * 2]! };
 }
 

@@ -58,7 +58,7 @@ const HABITS = `
 npx() { "$@"; }
 wireshark() { cat > /dev/null; }
 weir() {
-  case "$1 ${2:-}" in
+  case "$1 \${2:-}" in
     run*) setsid "$WEIR" "$@" > run.log 2>&1 & until "$WEIR" status > /dev/null 2>&1; do kill -0 $! || { cat run.log; return 1; }; sleep 0.1; done ;;
     "ct watch" | top* | capture*) timeout -s INT 2 "$WEIR" "$@" || test $? = 124 ;;
     *) "$WEIR" "$@" ;;

@@ -26,7 +26,18 @@ const outermost = packages.filter((path) => !packages.some((other) => path.start
 execFileSync(
   'tar',
   [
-    ...['--create', '--gzip', '--file', name, '--directory', root, '--sort=name', '--owner=0', '--group=0', '--numeric-owner'],
+    ...[
+      '--create',
+      '--gzip',
+      '--file',
+      name,
+      '--directory',
+      root,
+      '--sort=name',
+      '--owner=0',
+      '--group=0',
+      '--numeric-owner',
+    ],
     ...['--mode=u=rwX,go=rX', '--exclude=dist/.tsbuildinfo', '--transform=s,^,weir/,'],
     ...['package.json', ...files, 'docs', ...outermost],
   ],

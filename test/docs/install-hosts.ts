@@ -13,7 +13,8 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import t, { type Test } from 'tap';
 import { makeBareRoot } from '../support/bare-root.js';
-import { Host, type Running, wire } from '../support/hosts.js';
+import { ENVIRONMENT, Host, type Running, wire } from '../support/hosts.js';
+import { NotifyReceiver } from '../support/notify-receiver.js';
 
 t.setTimeout(600_000);
 
@@ -78,6 +79,42 @@ async function settle(t: Test, host: Host, ...commands: string[]): Promise<void>
   await must(t, host, commands.join('\n'));
 }
 
+/** In the range that systemd takes them from. */
+const DYNAMIC_USER = '61200';
+
+const CONFIGURE_SERVICE = `ip address add 10.2.0.1/32 dev lo
+cat >/etc/weir/weir.yaml <<END
+tunnel: { address: 10.2.0.1 }
+conntrack: { stateFile: /run/weir/conntrack, tcpEntries: 1024, anyEntries: 1024 }
+services:
+  - { name: web, address: 10.96.0.10, port: 80, health: { type: tcp }, backends: [{ address: 10.2.0.12, port: 8080 }] }
+  - { name: video, address: 10.96.0.80, port: 80, mode: dsr, backends: [{ address: 10.2.0.11, port: 8080 }] }
+END`;
+
+/** The values of each key, in order. */
+function readUnit(path: string): Map<string, string[]> {
+  const values = new Map<string, string[]>();
+  for (const [, key, value] of readFileSync(path, 'utf8').matchAll(/^(\w+)=(.*)$/gm)) {
+    values.set(key!, [...(values.get(key!) ?? []), value!]);
+  }
+  return values;
+}
+
+/** The system calls that lines of SystemCallFilter= leave, by what this systemd's groups are. */
+function expandFilter(lines: readonly string[]): Set<string> {
+  const members = (name: string): string[] => {
+    if (!name.startsWith('@')) return [name];
+    const text = execFileSync('systemd-analyze', ['syscall-filter', name], { encoding: 'utf8' });
+    return [...text.matchAll(/^ {4}(@?\w[\w-]*|@[\w-]+)$/gm)].flatMap(([, each]) => members(each!));
+  };
+  const allowed = new Set<string>();
+  for (const line of lines) {
+    const names = line.replace(/^~/, '').split(' ').flatMap(members);
+    for (const name of names) line.startsWith('~') ? allowed.delete(name) : allowed.add(name);
+  }
+  return allowed;
+}
+
 t.teardown(async () => {
   for (const host of hosts) await host.close();
   execFileSync('sh', ['-c', `umount -R '${folder}'/*/root '${folder}'/*/ '${base}'/* 2>/dev/null; true`]);
@@ -98,10 +135,10 @@ t.test('a bare Debian, packages, an archive', async (t) => {
 
   const [packages, unpack] = take('gateway', 2);
   t.match(packages, /^apt-get update\napt-get install /);
+  const environment = Object.entries(ENVIRONMENT).map(([name, value]) => `${name}=${value}`);
   const inBase = (script: string): string =>
-    execFileSync('chroot', [base, 'sh', '-ec', `cd /root; ${script}`], {
+    execFileSync('chroot', [base, 'env', '-i', ...environment, 'sh', '-ec', `cd /root; ${script}`], {
       encoding: 'utf8',
-      env: { PATH: '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin', DEBIAN_FRONTEND: 'noninteractive' },
       stdio: ['ignore', 'pipe', 'inherit'],
     });
   t.throws(() => inBase('command -v node || command -v curl || command -v ip'), 'it is bare');
@@ -169,6 +206,63 @@ t.test('dnat, upgrade, uninstall', async (t) => {
   await must(t, gateway, uninstall!);
   const left = await must(t, gateway, 'ip rule; ip route show table all; ls /opt /usr/local/bin /etc');
   t.notMatch(left, /weir(?!\.old)|proto 196|10\.96\.0/);
+});
+
+t.test('as the unit runs it', async (t) => {
+  const host = await newHost('service');
+  await must(t, host, CONFIGURE_SERVICE);
+  const unit = readUnit(join(host.root!, 'opt/weir/conf/weir.service'));
+  const only = (key: string): string => unit.get(key)!.at(-1)!;
+  t.equal(only('DynamicUser'), 'yes');
+  t.equal(only('ExecReload'), '/bin/kill -HUP $MAINPID');
+  const capabilities = (key: string): string =>
+    only(key)
+      .split(' ')
+      .map((name) => `+${name.slice('CAP_'.length).toLowerCase()}`)
+      .join(',');
+  const runtime = `/run/${only('RuntimeDirectory')}`;
+  await must(t, host, `mkdir -p ${runtime} && chown ${DYNAMIC_USER} ${runtime}`);
+  const manager = await NotifyReceiver.bind(join(host.root!, 'run/notify'));
+  t.teardown(() => manager.close());
+  await must(t, host, 'chmod 666 /run/notify');
+
+  const trace = join(folder, 'trace');
+  const privileges = [
+    ...['--reuid', DYNAMIC_USER, '--regid', DYNAMIC_USER, '--clear-groups', '--no-new-privs'],
+    ...['--inh-caps', capabilities('AmbientCapabilities'), '--ambient-caps', capabilities('AmbientCapabilities')],
+    ...['--bounding-set', `-all,${capabilities('CapabilityBoundingSet')}`],
+  ];
+  const weir = host.start(['setpriv', ...privileges, ...only('ExecStart').split(' ')], {
+    by: ['strace', '--follow-forks', '--quiet=all', '--output', trace],
+    env: { NOTIFY_SOCKET: '/run/notify', WATCHDOG_USEC: '10000000' },
+  });
+  await weir.waitFor('"ready"');
+  const ready = await manager.datagram((line) => line === 'READY=1');
+  await manager.datagram((line) => line === 'WATCHDOG=1');
+  const { pid } = JSON.parse(await must(t, host, 'weir status -o json')) as { pid: number };
+  process.kill(pid, 'SIGHUP');
+  const { at } = await manager.datagram((line) => line === 'RELOADING=1', ready.at);
+  await manager.datagram((line) => line === 'READY=1', at);
+  t.match(weir.output(), /engine io_uring/);
+  process.kill(pid, 'SIGTERM');
+  await manager.datagram((line) => line === 'STOPPING=1');
+  t.equal(await weir.ended, 0);
+  t.notMatch(await must(t, host, 'ip rule'), /weir0/, 'it has taken its rules away');
+
+  // From the program's own start on: what setpriv does is systemd's part.
+  const text = readFileSync(trace, 'utf8');
+  const calls = text.slice(text.search(/execve\("\/usr\/local\/bin\/weir"/));
+  const used = new Set([...calls.matchAll(/^\d+ +(?:<\.\.\. )?(\w+)(?:\(| resumed)/gm)].map(([, name]) => name!));
+  t.ok(used.has('io_uring_enter') && used.has('clone3') && used.size > 40, `${used.size} system calls`);
+  const allowed = expandFilter(unit.get('SystemCallFilter')!);
+  t.strictSame([...used].filter((name) => !allowed.has(name)).sort(), [], 'all of them pass the filter');
+  const families = new Set([...calls.matchAll(/ socket\((AF_\w+)/g)].map(([, name]) => name!));
+  const open = only('RestrictAddressFamilies').split(' ');
+  t.strictSame(
+    [...families].filter((name) => !open.includes(name)),
+    [],
+    'and all sockets are of the families it may have',
+  );
 });
 
 /*

@@ -19,6 +19,7 @@ export interface Outcome {
 /** A program that goes on; its output so far. */
 export interface Running {
   readonly output: () => string;
+  readonly ended: Promise<number | null>;
   /** Resolves when a line contains this. @throws Error with the output, when it ends before */
   readonly waitFor: (text: string) => Promise<void>;
   readonly stop: (signal?: NodeJS.Signals) => Promise<number | null>;
@@ -27,6 +28,8 @@ export interface Running {
 export interface Options {
   readonly env?: Readonly<Record<string, string>>;
   readonly cwd?: string;
+  /** A command of the machine's that starts the program, and all that leads to it: strace. */
+  readonly by?: readonly string[];
 }
 
 export class Host {
@@ -83,6 +86,7 @@ export class Host {
     const ended = new Promise<number | null>((resolve) => child.once('close', resolve));
     const running: Running = {
       output: () => lines.join('\n'),
+      ended,
       waitFor: async (text) => {
         if (lines.some((line) => line.includes(text))) return;
         const found = new Promise<true>((resolve) => waiting.push({ text, found: () => resolve(true) }));
@@ -105,19 +109,26 @@ export class Host {
     this.#holder.kill('SIGKILL');
   }
 
-  #spawn(command: readonly string[], { env = {}, cwd = '/root' }: Options): ChildProcess {
-    const enter = ['--net', '--target', String(this.pid), '--'];
-    const inside =
-      this.root === null ? command : ['chroot', this.root, 'sh', '-c', `cd ${cwd} && exec "$@"`, 'sh', ...command];
-    return spawn('nsenter', [...enter, ...inside], {
-      stdio: ['ignore', 'pipe', 'pipe'],
-      detached: true,
-      env: { PATH: PATHS, HOME: '/root', LANG: 'C.UTF-8', DEBIAN_FRONTEND: 'noninteractive', ...env },
-    });
+  #spawn(command: readonly string[], { env = {}, cwd = '/root', by = [] }: Options): ChildProcess {
+    const enter = ['nsenter', '--net', '--target', String(this.pid), '--'];
+    const clean = [
+      'env',
+      '-i',
+      ...Object.entries({ ...ENVIRONMENT, ...env }).map(([name, value]) => `${name}=${value}`),
+    ];
+    const move = this.root === null ? [] : ['chroot', this.root, ...clean, 'sh', '-c', `cd ${cwd} && exec "$@"`, 'sh'];
+    const [program, ...args] = [...by, ...enter, ...(this.root === null ? clean : move), ...command];
+    return spawn(program!, args, { stdio: ['ignore', 'pipe', 'pipe'], detached: true });
   }
 }
 
-const PATHS = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+/** By way of env(1): the test runner adds its own to what Node.js is told to start programs with. */
+export const ENVIRONMENT = {
+  PATH: '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin',
+  HOME: '/root',
+  LANG: 'C.UTF-8',
+  DEBIAN_FRONTEND: 'noninteractive',
+} as const;
 
 function collect(stream: NodeJS.ReadableStream): () => string {
   let text = '';

@@ -57,8 +57,10 @@ export async function measureOperator(lab: Lab, seconds: number): Promise<Operat
     await take('nothing, at 1M flows');
     await take('reload: a weight, at 1M flows', (n) => reload(weir, configuration(n)));
     await take('scrape, at 1M flows', () => get(weir, '/metrics'));
-    await take('ct list of a client, at 1M flows', () => get(weir, '/v1/ct?client=10.9.0.1'));
-    await take('explain, at 1M flows', () => get(weir, `/v1/explain?proto=tcp&src=10.1.0.2:4000&dst=${VIP}:80`));
+    await take('ct list of a client, at 1M flows', () => get(weir, '/v1/ct', { client: '10.9.0.1' }));
+    await take('explain, at 1M flows', () =>
+      get(weir, '/v1/explain', { proto: 'tcp', src: '10.1.0.2:4000', dst: `${VIP}:80` }),
+    );
   } finally {
     await weir.stop();
   }
@@ -169,10 +171,10 @@ async function batches({ socket }: WeirProcess): Promise<{ all: number; long: nu
 }
 
 /** @returns ms until the first byte of the answer */
-async function get({ socket }: WeirProcess, path: string): Promise<number> {
+async function get({ socket }: WeirProcess, path: string, query: Record<string, string> = {}): Promise<number> {
   const beganMs = performance.now();
   let firstMs = 0;
-  await callStream({ socket, path }, () => {
+  await callStream({ socket, path, query }, () => {
     firstMs ||= performance.now() - beganMs;
   });
   return firstMs;

@@ -21,6 +21,7 @@ type Stage = 'host' | 'gateway';
 const PAGES: Readonly<Record<string, Stage>> = {
   'README.md': 'gateway',
   'docs/api.md': 'gateway',
+  'docs/export-import.md': 'host',
   'docs/operating.md': 'gateway',
   'docs/tutorial.md': 'host',
 };

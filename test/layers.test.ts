@@ -8,7 +8,7 @@ const RANKS: readonly (readonly string[])[] = [
   ['base'],
   ['wire'],
   ['conntrack', 'balance', 'io', 'config'],
-  ['nat', 'tunnel'],
+  ['nat', 'tunnel', 'bridge'],
   ['datapath'],
   ['control'],
   ['admin', 'lab', 'replay', 'cli'],

@@ -21,6 +21,8 @@ const TABLE = {
   CAPTURE_INVALID: 'The capture file cannot be read.',
   TIMELINE_INVALID: 'The timeline file has a mistake.',
   FLOWS_INVALID: 'The file of connections cannot be imported.',
+  EXPORT_REFUSED: 'The configuration asks for what kernel rules cannot do; each place is listed.',
+  IMPORT_INVALID: 'What is to be imported has mistakes, or cannot be read.',
   STATE_FILE: 'The conntrack state file cannot be used.',
   USAGE: 'The command line is wrong.',
   LAB_FAILED: 'The lab could not be built or a check in it failed.',

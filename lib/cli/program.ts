@@ -1,6 +1,7 @@
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
 import { completionScript, SHELLS, type Shell } from './completion.js';
+import type { Rules } from './export.js';
 import { report } from './report.js';
 
 /** What this folder may not reach by itself; the composition root hands it in. */
@@ -79,6 +80,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   addFileCommands(program, parts, exit);
   addRunningCommands(program);
   addForesight(program);
+  addBridges(program);
   addLabCommands(program, parts, exit);
   command(program, 'completion', 'Print a script that completes commands and options in a shell.', 'completion bash')
     .addHelpText(
@@ -264,6 +266,47 @@ function addForesight(program: Command): void {
     .action(async (proto, source, destination, options) =>
       (await import('./explain.js')).explain([proto, source, destination], options),
     );
+}
+
+/** To and from what others use in weir's place. */
+function addBridges(program: Command): void {
+  withConfig(
+    command(
+      program,
+      'export',
+      'Print a configuration as rules of the kernel: docs/export-import.md.',
+      'export iptables -c weir.yaml | iptables-restore --noflush\n  weir export nft -c weir.yaml | nft -f -',
+    ),
+  )
+    .addArgument(new Argument('<rules>', 'whose rules').choices(['iptables', 'nft']))
+    .action(async (rules: Rules, options) => (await import('./export.js')).exportRules(rules, options));
+
+  const imports = command(
+    program,
+    'import',
+    'Make a configuration of what others have: docs/export-import.md.',
+    'import kubernetes manifests/ -O weir.yaml',
+  );
+  const into = (parent: Command): Command =>
+    parent
+      .option('--base <file>', 'a configuration whose other sections are kept; its services are replaced')
+      .option('-O, --out <file>', 'write this file, in one step, instead of standard output')
+      .option('--strict', 'exit with 1 when something cannot be kept');
+  const kubernetes = command(
+    imports,
+    'kubernetes',
+    'Of Services and EndpointSlices, YAML or JSON.',
+    'import kubernetes manifests/ --base base.yaml -O weir.yaml --watch' +
+      '\n  kubectl get services,endpointslices -A -o yaml | weir import kubernetes -',
+  );
+  into(kubernetes)
+    .argument('<files...>', 'manifests, folders of them, or - for standard input')
+    .option('--node <name>', 'where a traffic policy is Local: endpoints of this node only')
+    .option('--watch', 'keep the file named by -O in step with the manifests, until SIGTERM')
+    .action(async (files, options) => (await import('./import.js')).kubernetes(files, options));
+  into(command(imports, 'ipvs', 'Of what `ipvsadm -S -n` prints.', 'import ipvs rules.txt -O weir.yaml'))
+    .argument('<file>', 'its output; - for standard input')
+    .action(async (file, options) => (await import('./import.js')).ipvs(file, options));
 }
 
 function addLabCommands(program: Command, parts: Parts, exit: (code: number) => void): void {

@@ -12,7 +12,16 @@ export class Exit extends Error {
 }
 
 /** What was asked for is wrong, rather than something on the way to it. */
-const MISTAKES: readonly ErrorCode[] = ['CONFIG_INVALID', 'CONFIG_UNREADABLE', 'USAGE'];
+const MISTAKES: readonly ErrorCode[] = [
+  'CONFIG_INVALID',
+  'CONFIG_UNREADABLE',
+  'EXPORT_REFUSED',
+  'IMPORT_INVALID',
+  'USAGE',
+];
+
+/** Their messages are lists, a line for each mistake and its position. */
+const LISTS: readonly ErrorCode[] = ['CONFIG_INVALID', 'EXPORT_REFUSED', 'IMPORT_INVALID'];
 
 /**
  * Says on standard error what went wrong: one sentence and the remedy, or for a configuration its mistakes line by line. A
@@ -31,7 +40,7 @@ export function report(error: unknown): number {
     );
     return 1;
   }
-  if (error.code === 'CONFIG_INVALID') console.error(error.message);
+  if (LISTS.includes(error.code)) console.error(error.message);
   else console.error(`weir: ${[error.message, capital(error.remedy)].filter(Boolean).map(sentence).join(' ')}`);
   return MISTAKES.includes(error.code) ? 2 : 1;
 }

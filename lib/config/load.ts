@@ -51,9 +51,7 @@ export function parseConfig(text: string, pieces?: YamlPieces): LoadResult {
     );
   }
   if (faults.length > 0 || !result.success) {
-    return refused(
-      faults.map(({ path, message, at }) => ({ ...source.locate(path, at), path: formatPath(path), message })),
-    );
+    return { config: null, problems: place(source, faults) };
   }
   return { config: deriveConfig(result.data), problems: [] };
 }
@@ -88,16 +86,31 @@ export function formatProblem(file: string, { line, column, path, message }: Pro
   return `${file}:${line}:${column} ${path === '' ? '' : `${path}: `}${message}`;
 }
 
+/** Where the values of `faults` stand in a text that can be read, in the order of the text. */
+export function placeFaults(text: string, faults: readonly Fault[]): Problem[] {
+  return place(new YamlSource(text), faults);
+}
+
+function place(source: YamlSource, faults: readonly Fault[]): Problem[] {
+  return inOrder(
+    faults.map(({ path, message, at }) => ({ ...source.locate(path, at), path: formatPath(path), message })),
+  );
+}
+
 function refused(problems: Problem[]): LoadResult {
-  problems.sort((a, b) => a.line - b.line || a.column - b.column);
-  return { config: null, problems };
+  return { config: null, problems: inOrder(problems) };
+}
+
+function inOrder(problems: Problem[]): Problem[] {
+  return problems.sort((a, b) => a.line - b.line || a.column - b.column);
 }
 
 function isHollow(fault: Fault): boolean {
   return fault.message === 'is missing';
 }
 
-function formatPath(path: readonly PropertyKey[]): string {
+/** `services[0].backends[1].weight` */
+export function formatPath(path: readonly PropertyKey[]): string {
   let text = '';
   for (const step of path) {
     if (typeof step === 'number') text += `[${step}]`;

@@ -22,55 +22,77 @@ export interface Position {
   readonly column: number;
 }
 
+/** What is not YAML, and where. */
+export type SyntaxMistake = Position & { readonly message: string };
+
 /** Deeper than any configuration; a file beyond is a mistake or an attack. */
 const MAX_DEPTH = 32;
 const TOO_DEEP = 'is nested too deeply';
 /** Values that aliases may stand for in all: a bomb of nested aliases stops here. */
 const MAX_ALIASED = 1_000_000;
 
+/** A configuration's text: one document, or none. */
 export class YamlSource {
   /** What the text says; `undefined` when it has mistakes of syntax. */
   readonly value: unknown;
-  readonly syntaxErrors: readonly (Position & { message: string })[];
+  readonly syntaxErrors: readonly SyntaxMistake[];
   /** Mistakes the schema cannot see: duplicate keys, bad aliases. */
   readonly faults: readonly Fault[];
 
   readonly #lines = new LineCounter();
-  readonly #root: Node | null = null;
-  readonly #targets = new Map<Node, Node>();
+  readonly #document: YamlDocument | undefined;
 
   constructor(text: string) {
-    const { documents, crash } = parse(text, this.#lines);
-    const found = documents.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
-    // One mistake makes the parser complain again: at the same place, or about all that follows.
-    const causes = found.filter(
-      ({ pos, code }, i) => i === 0 || (code !== 'UNEXPECTED_TOKEN' && pos[0] !== found[i - 1]!.pos[0]),
-    );
-    const syntaxErrors = causes.map(({ pos, message }) => ({
-      ...this.#position(pos[0]),
-      message: rewordSyntax(message),
-    }));
-    const second = documents[1];
-    if (crash) syntaxErrors.push({ line: 1, column: 1, message: TOO_DEEP });
-    else if (second !== undefined) {
-      const at = this.#position(startOfDocument(text, second));
+    const { parsed, syntaxErrors } = parse(text, this.#lines);
+    const second = parsed[1];
+    if (second !== undefined) {
+      const at = positionOf(this.#lines, startOfDocument(text, second));
       syntaxErrors.push({ ...at, message: 'starts a second document; a configuration is one YAML document' });
     }
     this.syntaxErrors = syntaxErrors;
-    if (syntaxErrors.length > 0 || documents.length === 0) {
-      this.value = undefined;
-      this.faults = [];
-      return;
-    }
-    this.#root = documents[0]!.contents;
-    const reader = new Reader(this.#targets);
-    this.value = reader.read(this.#root, [], 0);
-    this.faults = reader.faults;
+    if (syntaxErrors.length === 0 && parsed.length > 0)
+      this.#document = new YamlDocument(parsed[0]!.contents, this.#lines);
+    this.value = this.#document?.value;
+    this.faults = this.#document?.faults ?? [];
   }
 
   /** Where the value at `path` stands, or its key, or the nearest parent that exists; or where the offset `at` is. */
   locate(path: readonly PropertyKey[], at?: Fault['at']): Position {
-    if (typeof at === 'number') return this.#position(at);
+    return this.#document?.locate(path, at) ?? { line: 1, column: 1 };
+  }
+}
+
+/** The documents of a text that may have any number of them, without those that are empty; none when it has mistakes of syntax. */
+export function readDocuments(text: string): {
+  readonly documents: readonly YamlDocument[];
+  readonly syntaxErrors: readonly SyntaxMistake[];
+} {
+  const lines = new LineCounter();
+  const { parsed, syntaxErrors } = parse(text, lines);
+  if (syntaxErrors.length > 0) return { documents: [], syntaxErrors };
+  const documents = parsed.map(({ contents }) => new YamlDocument(contents, lines));
+  return { documents: documents.filter(({ value }) => value !== null), syntaxErrors };
+}
+
+export class YamlDocument {
+  readonly value: unknown;
+  readonly faults: readonly Fault[];
+
+  readonly #lines: LineCounter;
+  readonly #root: Node | null;
+  readonly #targets = new Map<Node, Node>();
+
+  constructor(root: Node | null, lines: LineCounter) {
+    this.#lines = lines;
+    this.#root = root;
+    const reader = new Reader(this.#targets);
+    this.value = reader.read(root, [], 0);
+    this.faults = reader.faults;
+  }
+
+  /** As YamlSource's. */
+  locate(path: readonly PropertyKey[], at?: Fault['at']): Position {
+    if (typeof at === 'number') return positionOf(this.#lines, at);
     let node = this.#root;
     let offset = startOf(node) ?? 0;
     for (let depth = 0; depth < path.length; depth++) {
@@ -89,13 +111,13 @@ export class YamlSource {
         offset = startOf(node) ?? offset;
       } else break;
     }
-    return this.#position(offset);
+    return positionOf(this.#lines, offset);
   }
+}
 
-  #position(offset: number): Position {
-    const { line, col } = this.#lines.linePos(offset);
-    return { line: Math.max(line, 1), column: Math.max(col, 1) };
-  }
+function positionOf(lines: LineCounter, offset: number): Position {
+  const { line, col } = lines.linePos(offset);
+  return { line: Math.max(line, 1), column: Math.max(col, 1) };
 }
 
 /** Turns nodes into values, in the order of the text: an alias means the last anchor of its name before it. */
@@ -179,15 +201,28 @@ class Reader {
   }
 }
 
+type Parsed = Document.Parsed<ParsedNode>;
+
 /** The parser recurses: brackets nested by the thousand end in a RangeError, which is the file's fault. */
-function parse(text: string, lineCounter: LineCounter): { documents: Document.Parsed<ParsedNode>[]; crash: boolean } {
+function parse(text: string, lines: LineCounter): { parsed: Parsed[]; syntaxErrors: SyntaxMistake[] } {
+  let parsed: Parsed[];
   try {
-    const options = { lineCounter, uniqueKeys: false, prettyErrors: false, logLevel: 'error' } as const;
-    return { documents: [...parseAllDocuments(text, options)], crash: false };
+    const options = { lineCounter: lines, uniqueKeys: false, prettyErrors: false, logLevel: 'error' } as const;
+    parsed = [...parseAllDocuments(text, options)];
   } catch (error) {
-    if (error instanceof RangeError) return { documents: [], crash: true };
-    throw error;
+    if (!(error instanceof RangeError)) throw error;
+    return { parsed: [], syntaxErrors: [{ line: 1, column: 1, message: TOO_DEEP }] };
   }
+  const found = parsed.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
+  // One mistake makes the parser complain again: at the same place, or about all that follows.
+  const causes = found.filter(
+    ({ pos, code }, i) => i === 0 || (code !== 'UNEXPECTED_TOKEN' && pos[0] !== found[i - 1]!.pos[0]),
+  );
+  const syntaxErrors = causes.map(({ pos, message }) => ({
+    ...positionOf(lines, pos[0]),
+    message: rewordSyntax(message),
+  }));
+  return { parsed, syntaxErrors };
 }
 
 function rewordSyntax(message: string): string {
@@ -197,7 +232,7 @@ function rewordSyntax(message: string): string {
 }
 
 /** The `---` that opens a document, or where it begins when only the end of the one before was marked. */
-function startOfDocument(text: string, document: Document.Parsed<ParsedNode>): number {
+function startOfDocument(text: string, document: Parsed): number {
   const start = document.range[0];
   const marker = text.lastIndexOf('\n---', start) + 1;
   return marker > 0 ? marker : start;

@@ -3,7 +3,7 @@ import { stat } from 'node:fs/promises';
 import { dirname, resolve } from 'node:path';
 
 /**
- * Notices that a file may have changed, however it is done: written in place, replaced by a rename, reached through a symbolic
+ * Notices that a file, or one of several, may have changed, however it is done: written in place, replaced by a rename, reached through a symbolic
  * link that is swapped (as Kubernetes does with the folder above a mounted ConfigMap), deleted and made anew.
  *
  * Two ways lead to a look at it. The kernel tells of changes in every folder that the file, or a link on the way to it, stands in:
@@ -17,11 +17,17 @@ import { dirname, resolve } from 'node:path';
  * when the rest has come.
  */
 export interface ConfigWatchOptions {
-  readonly path: string;
+  /** The file; or what finds the files, which may come and go, and the folders they are found in. It may throw. */
+  readonly path: string | (() => WatchedFiles);
   /** Called for each change, not again before the last call has ended. Must not throw. */
   readonly onChange: () => Promise<void>;
   /** False: only looks once a second. */
   readonly hearEvents?: boolean;
+}
+
+export interface WatchedFiles {
+  readonly files: readonly string[];
+  readonly folders: readonly string[];
 }
 
 export const QUIET_MS = 200;
@@ -32,7 +38,7 @@ export const POLL_MS = 1000;
 const MAX_LINKS = 40;
 
 export class ConfigWatch {
-  readonly #path: string;
+  readonly #find: () => WatchedFiles;
   readonly #onChange: () => Promise<void>;
   readonly #hearsEvents: boolean;
   readonly #poll: NodeJS.Timeout;
@@ -47,7 +53,8 @@ export class ConfigWatch {
 
   /** Begins with a look, so that nothing is missed since the file was last read. */
   constructor({ path, onChange, hearEvents = true }: ConfigWatchOptions) {
-    this.#path = resolve(path);
+    const files = typeof path === 'string' ? [resolve(path)] : [];
+    this.#find = typeof path === 'string' ? () => ({ files, folders: [] }) : path;
     this.#onChange = onChange;
     this.#hearsEvents = hearEvents;
     this.#poll = setInterval(() => void this.#lookForStamp(), POLL_MS);
@@ -80,7 +87,7 @@ export class ConfigWatch {
 
   async #look(): Promise<void> {
     if (this.#isClosed) return;
-    const stamp = await stampOf(this.#path);
+    const stamp = await this.#stampNow();
     this.#follow();
     if (stamp === this.#stamp) return;
     this.#stamp = stamp;
@@ -88,8 +95,32 @@ export class ConfigWatch {
   }
 
   async #lookForStamp(): Promise<void> {
-    if (this.#quiet === undefined && (await stampOf(this.#path)) !== this.#stamp) this.#noticed();
+    if (this.#quiet === undefined && (await this.#stampNow()) !== this.#stamp) this.#noticed();
     else this.#follow();
+  }
+
+  /** Of one file its stamp, of several all of them with their names. */
+  async #stampNow(): Promise<string> {
+    try {
+      const { files, folders } = this.#find();
+      if (files.length === 1 && folders.length === 0) return await stampOf(files[0]!);
+      return (await Promise.all(files.map(async (file) => `${file} ${await stampOf(file)}`))).join('\n');
+    } catch (error) {
+      return (error as NodeJS.ErrnoException).code ?? String(error);
+    }
+  }
+
+  #foldersNow(): Set<string> {
+    try {
+      const { files, folders } = this.#find();
+      return new Set([
+        ...folders.map((folder) => resolve(folder)),
+        ...files.flatMap((file) => [...foldersOf(resolve(file))]),
+      ]);
+    } catch {
+      // Until it can be found again, the looks remain.
+      return new Set();
+    }
   }
 
   /** Watches the folders that matter now, and no others. */
@@ -97,7 +128,7 @@ export class ConfigWatch {
     if (this.#isClosed || !this.#hearsEvents) return;
     const before = this.#watchers;
     this.#watchers = new Map();
-    for (const folder of foldersOf(this.#path)) {
+    for (const folder of this.#foldersNow()) {
       const stamp = folderStamp(folder);
       const known = before.get(folder);
       if (known !== undefined && known.stamp === stamp) {

@@ -77,6 +77,10 @@ t.test('every command has help with an example', async (t) => {
     ['reload'],
     ['plan'],
     ['explain'],
+    ['export'],
+    ['import'],
+    ['import', 'kubernetes'],
+    ['import', 'ipvs'],
     ['ct'],
     ['ct', 'list'],
     ['ct', 'watch'],
@@ -116,6 +120,12 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['drain', 'web'], /missing required argument 'backend'/],
     [['maglev', '-c', good], /missing required argument 'service'/],
     [['replay', '-c', good, '--in', 'a', '--out', 'b', '--json', 'c', '--seed', 'x'], /It is no integer/],
+    [['export', 'ipvs', '-c', good], /Allowed choices are iptables, nft\. See `weir export --help`/],
+    [['import', 'kubernetes'], /missing required argument 'files'/],
+    [['import', 'kubernetes', 'm', '--watch'], /--watch has nothing to keep in step\. Name a file with -O FILE\./],
+    [['import', 'kubernetes', '-', '--watch', '-O', 'x'], /standard input cannot be watched\. Name files or folders\./],
+    [['import', 'kubernetes', 'm', '--watch', '-O', 'x', '--strict'], /--watch does not end for a warning/],
+    [['import', 'ipvs', 'none'], /cannot read none: it does not exist\./],
     [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
   ] as const) {
     const { code, stdout, stderr } = await weir(...args);
@@ -648,3 +658,54 @@ function cpuMs(args: string[]): Promise<number> {
     });
   });
 }
+
+t.test('export: rules on one side, what they lose on the other', async (t) => {
+  const { code, stdout, stderr } = await weir('export', 'iptables', '-c', good);
+  t.equal(code, 0);
+  t.match(stdout, /\*nat\n(.*\n)*COMMIT\n\*filter\n(.*\n)*COMMIT\n$/);
+  t.match(stderr, `warning: ${good}:2:5 services[0].algorithm: maglev: rules draw by lot`);
+  t.match((await weir('export', 'nft', '-c', good)).stdout, /^table ip weir \{\n(.*\n)*\}\n$/m);
+  const direct = write(
+    'dsr.yaml',
+    'tunnel: { address: 192.0.2.1 }\nservices:\n  - { name: a, address: 10.96.0.1, port: 1, mode: dsr, backends: [] }\n',
+  );
+  const refused = await weir('export', 'nft', '-c', direct);
+  t.strictSame([refused.code, refused.stdout], [2, '']);
+  t.match(refused.stderr, `${direct}:3:51 services[0].mode: dsr: rules cannot tunnel`);
+  t.equal((await weir('export', 'nft', '-c', bad)).code, 2);
+});
+
+t.test('import: a configuration, warnings, --strict', async (t) => {
+  const rules = write('rules', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');
+  const out = join(folder, 'made.yaml');
+  const printed = await weir('import', 'ipvs', rules);
+  t.equal(printed.code, 0);
+  t.equal(
+    printed.stderr,
+    `warning: ${rules}:1:1 -t 10.96.0.10:80: wrr becomes random: drawn by lot, with the same shares\n`,
+  );
+  const written = await weir(
+    'import',
+    'ipvs',
+    rules,
+    '--base',
+    write('base.yaml', 'seed: abc\n'),
+    '-O',
+    out,
+    '--strict',
+  );
+  t.strictSame([written.code, written.stdout], [1, '']);
+  t.match(written.stderr, `${out}: 1 service, 1 backend\n`);
+  t.equal((await weir('check', '-c', out)).code, 0);
+  t.match((await weir('import', 'ipvs', rules, '--base', out, '-O', out)).stderr, ', as before\n');
+  const manifest = write(
+    'm.yaml',
+    'kind: Service\napiVersion: v1\nmetadata: { name: web }\nspec: { clusterIP: 10.96.0.10, ports: [{ port: 80 }] }\n',
+  );
+  const services = await weir('import', 'kubernetes', manifest);
+  t.equal(services.code, 0);
+  t.match(services.stdout, '  - name: default.web\n');
+  const wrong = await weir('import', 'kubernetes', write('wrong.yaml', 'kind: Service\napiVersion: v1\n'));
+  t.strictSame([wrong.code, wrong.stdout], [2, '']);
+  t.match(wrong.stderr, /wrong\.yaml:1:1 Service default\/undefined: metadata is missing\n/);
+});

@@ -46,6 +46,10 @@ t.test('bash offers what commander has', needsTools(t, 'bash'), async (t) => {
   t.strictSame(complete('lab', 'd'), ['demo', 'down']);
   t.strictSame(complete('capture', '--sn'), ['--snaplen']);
   t.strictSame(complete('completion', ''), ['--help', '-h', 'bash', 'fish', 'zsh']);
+  t.strictSame(complete('export', ''), ['--config', '--help', '-c', '-h', 'iptables', 'nft']);
+  t.strictSame(complete('import', 'k'), ['kubernetes']);
+  t.strictSame(complete('import', 'kubernetes', '--w'), ['--watch']);
+  t.strictSame(complete('import', 'ipvs', '--base', ''), [], 'a file: for the shell to complete');
   t.strictSame(complete('nonsense'), []);
 });
 

@@ -1,11 +1,14 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import t from 'tap';
+import { callJson, callStream } from '../../lib/cli/client.js';
 import type { FlowJson } from '../../lib/control/flows.js';
-import type { FlowEventView } from '../../lib/control/view.js';
+import type { FlowEventView, StatusView } from '../../lib/control/view.js';
 import { HTTP_PORT, type Lab, VIP } from '../../lib/lab/topology.js';
 import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.js';
+import { Load } from '../support/load.js';
 import { needsRoot } from '../support/skip.js';
 
 t.setTimeout(300_000);
@@ -47,6 +50,51 @@ t.test('SIGTERM leaves nothing; kill -9 leaves what the next start cleans', need
   t.ok(await answers(lab), 'a start over the remains works');
   t.equal(await third.stop('SIGTERM'), 0);
   t.same(await traces(lab), [], 'and takes them away at its end');
+});
+
+t.test('SIGTERM in the middle of everything', needsRoot(t, 'ip', 'iperf3'), async (t) => {
+  const lab = await createGatewayLab();
+  t.teardown(() => lab.destroy());
+  lab.spawn('b1', 'iperf3', 'iperf3', ['-s']);
+  const stateFile = join(lab.dir, 'state');
+  const config = gatewayConfig(lab, { conntrack: `{ stateFile: ${stateFile} }` });
+  const weir = await lab.startWeir(config);
+  const loads = [
+    new Load(lab, `${VIP}:${PORTS.dnat}`, '--parallel', '25', '--kept', '5'),
+    new Load(lab, `${VIP}:${PORTS.snat}`, '--parallel', '25', '--kept', '5'),
+    new Load(lab, `${VIP}:${PORTS.echoDnat}`, '--udp'),
+  ];
+  t.teardown(async () => {
+    for (const load of loads) load.stop();
+    await Promise.all(loads.map(({ ended }) => ended));
+  });
+  const bulk = lab.spawn('client', 'bulk', 'iperf3', ['-c', VIP, '-t', '60']);
+  t.teardown(() => lab.end(bulk, 'SIGKILL'));
+  const { socket } = weir;
+  const flows = async (): Promise<number> =>
+    (await callJson<StatusView>({ socket, path: '/v1/status' })).conntrack.tcp.entries;
+  while ((await flows()) < 500 || !loads.every(({ report }) => report !== undefined && report.ok > 100))
+    await sleep(100);
+
+  const watch = callStream({ socket, path: '/v1/ct/watch' }, () => {}).catch((error: Error) => error.message);
+  const list = callStream({ socket, path: '/v1/ct' }, () => {}).catch((error: Error) => error.message);
+  const reload = callJson({ socket, method: 'POST', path: '/v1/reload' }).catch((error: Error) => error.message);
+  // Past its own limit for the stop weir would end with 1.
+  t.equal(await weir.stop('SIGTERM'), 0, 'weir ends with 0, within its 2 s');
+  await Promise.all([watch, list, reload]);
+  const stopped = weir.events().find(({ event }) => event === 'stopped');
+  t.comment(`after ${stopped?.tookMs} ms`);
+  t.notOk(existsSync(socket), 'takes no more questions');
+  t.same(
+    (await traces(lab)).filter((line) => !/blackhole|10096/.test(line)),
+    [],
+    'and leaves in the kernel only what holds packets back until the next start',
+  );
+
+  const next = await lab.startWeir(config);
+  const resumed = next.events().find(({ event }) => event === 'state-file');
+  t.ok(Number(resumed?.kept) >= 500, `which goes on with ${resumed?.kept} connections`);
+  t.equal(await next.stop('SIGTERM'), 0, 'and is stopped as well');
 });
 
 t.test('a second weir is refused; the first goes on', needsRoot(t, 'ip', 'curl'), async (t) => {

@@ -117,7 +117,9 @@ function expandFilter(lines: readonly string[]): Set<string> {
 
 t.teardown(async () => {
   for (const host of hosts) await host.close();
-  execFileSync('sh', ['-c', `umount -R '${folder}'/*/root '${folder}'/*/ '${base}'/* 2>/dev/null; true`]);
+  // The inner ones first; packages that are kept between runs are mounted there, too.
+  const mounts = [...readFileSync('/proc/self/mounts', 'utf8').matchAll(/^\S+ (\S+)/gm)].map(([, at]) => at!);
+  for (const at of mounts.reverse()) if (at.startsWith(folder)) execFileSync('umount', ['--lazy', at]);
   rmSync(folder, { recursive: true, force: true });
 });
 

@@ -13,6 +13,8 @@ import { needsRoot } from './support/skip.js';
  *     host      a machine with nothing on it
  *     gateway   the gateway of a lab; weir runs there by the page's own configuration (the yaml block that says `# weir.yaml`), or
  *               the lab's, unless the page starts it
+ *
+ * Blocks that name a host of their own (```sh gateway) are run on it by test/docs/install.test.ts.
  */
 type Stage = 'host' | 'gateway';
 
@@ -39,7 +41,7 @@ interface Block {
 
 function blocksOf(page: string): Block[] {
   const text = readFileSync(join(root, page), 'utf8');
-  return [...text.matchAll(/^```(\w*)\n(.*?)^```$/gms)].map(([, language, text]) => ({
+  return [...text.matchAll(/^```([^\n]*)\n(.*?)^```$/gms)].map(([, language, text]) => ({
     language: language!,
     text: text!,
   }));

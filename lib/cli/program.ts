@@ -234,6 +234,16 @@ function addRunningCommands(program: Command): void {
 
 /** What would happen, and does not. */
 function addForesight(program: Command): void {
+  command(
+    program,
+    'doctor',
+    'Say what on this host keeps weir from starting or its packets from passing, and how to mend it; changes nothing.',
+    'doctor -c weir.yaml',
+  )
+    .option('-c, --config <file>', 'the configuration; without it, only what does not depend on one is looked at')
+    .addOption(output(['text', 'json']))
+    .action(async (options) => (await import('./doctor.js')).doctor(options));
+
   withSocket(
     withConfig(
       command(

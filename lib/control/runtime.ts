@@ -67,12 +67,9 @@ export async function runWeir(options: RuntimeOptions): Promise<number> {
   const runtime = new Runtime(options);
   const stop = (signal: NodeJS.Signals): void => runtime.end(0, signal);
   const reload = (): void => void runtime.reload().catch(() => {});
+  // For good: of the last moments too the exit code is weir's own, whoever presses Ctrl-C again.
   process.on('SIGTERM', stop).on('SIGINT', stop).on('SIGHUP', reload);
-  try {
-    return await runtime.run();
-  } finally {
-    process.off('SIGTERM', stop).off('SIGINT', stop).off('SIGHUP', reload);
-  }
+  return await runtime.run();
 }
 
 class Runtime {

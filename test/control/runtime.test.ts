@@ -66,6 +66,16 @@ t.test('weir as a process', needsWeir(t), async (t) => {
     }
   });
 
+  t.test('Ctrl-C, over and over, and to every process', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    const pressing = setInterval(() => run.killGroup('SIGINT'), 15);
+    t.equal(await run.ended, 0);
+    clearInterval(pressing);
+    t.strictSame(traces(), []);
+  });
+
   t.test('a start that fails undoes itself', async (t) => {
     write([B1, B2]);
     const holder = spawn('ip', ['netns', 'exec', namespace, process.execPath, '-e', HOLD_PORT], { stdio: 'pipe' });

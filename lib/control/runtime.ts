@@ -23,7 +23,7 @@ import { LearnedEndpoints } from './learned.js';
 import type { EventLog } from './log.js';
 import { leftEndpoints, NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
-import { stepBack } from './priority.js';
+import { stepBack, stepHelpersBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { ServiceManager } from './service-manager.js';
 import { openStateFile, type StateFile } from './state-file.js';
@@ -153,6 +153,7 @@ class Runtime {
     });
     const earlier = { survivors, learned: left.slice(0, LEARNED_ENDPOINTS) };
     const desired = new Desired(config, clock.nowMs(), earlier, (backend) => checker.isUp(backend));
+    stepHelpersBack();
     const path = await startDataPath({
       role: config.role,
       fd: tun.fd,

@@ -11,7 +11,7 @@ import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.j
 import { Load } from '../support/load.js';
 import { needsRoot } from '../support/skip.js';
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 async function answers(lab: Lab): Promise<boolean> {
   const { stdout } = await lab.exec('client', 'curl', ['-s', '-m', '5', `http://${VIP}:${PORTS.dnat}/`]);

@@ -35,6 +35,22 @@ export function importIpvs(path: string, base: string | undefined): Imported {
   return make('ipvs', base, ({ tunnel }) => draftOfIpvs(file, text, tunnel.address !== null));
 }
 
+/**
+ * An input that has nothing comes from a command that failed (`kubectl ... | weir import`) more often than from somebody who wants to serve
+ * nobody.
+ *
+ * @throws WeirError IMPORT_INVALID
+ */
+export function requireServices({ config, warnings }: Imported): void {
+  if (config.services.length > 0) return;
+  const why = warnings.length > 0 ? 'nothing that weir could serve' : 'no service';
+  throw new WeirError(
+    'IMPORT_INVALID',
+    `the input has ${why}: nothing is written`,
+    'Look at what was read; --allow-empty writes a configuration without services.',
+  );
+}
+
 function make(source: string, base: string | undefined, draft: (base: Config) => Draft): Imported {
   const baseText = base === undefined ? '' : readConfigText(base);
   const baseConfig = base === undefined ? parseConfig('{}').config! : requireConfig(base, baseText);

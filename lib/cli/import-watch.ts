@@ -1,6 +1,6 @@
 import { WeirError } from '../base/errors.js';
 import { formatRemark } from '../bridge/draft.js';
-import { importManifests } from '../bridge/import.js';
+import { importManifests, requireServices } from '../bridge/import.js';
 import type { KubernetesOptions } from '../bridge/kubernetes.js';
 import { findManifests } from '../bridge/manifest-files.js';
 import type { ServiceConfig } from '../config/config.js';
@@ -18,16 +18,19 @@ export async function watchKubernetes(
   base: string | undefined,
   options: KubernetesOptions,
   out: string,
+  allowEmpty: boolean,
 ): Promise<void> {
   let before: readonly ServiceConfig[] | undefined;
   let said = new Set<string>();
 
   const update = async (): Promise<void> => {
     try {
-      const { text, config, warnings } = importManifests(paths, base, options);
+      const imported = importManifests(paths, base, options);
+      const { text, config, warnings } = imported;
       const lines = warnings.map(formatRemark);
       for (const line of lines) if (!said.has(line)) console.error(`warning: ${line}`);
       said = new Set(lines);
+      if (!allowEmpty) requireServices(imported);
       const isNew = replaceFile(out, text);
       const counts = sayCounts(countParts(config));
       const change = before === undefined ? '' : sayChange(before, config.services);

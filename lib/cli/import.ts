@@ -1,6 +1,6 @@
 import { WeirError } from '../base/errors.js';
 import { formatRemark } from '../bridge/draft.js';
-import { type Imported, importIpvs, importManifests } from '../bridge/import.js';
+import { type Imported, importIpvs, importManifests, requireServices } from '../bridge/import.js';
 import { STANDARD_INPUT } from '../bridge/manifest-files.js';
 import { countParts, sayCounts } from '../control/summary.js';
 import { watchKubernetes } from './import-watch.js';
@@ -15,6 +15,8 @@ export interface ImportOptions {
   readonly out?: string;
   /** Warnings are failures. */
   readonly strict?: boolean;
+  /** An input without services is no mistake. */
+  readonly allowEmpty?: boolean;
 }
 
 /** `weir import ipvs` */
@@ -35,16 +37,18 @@ export async function kubernetes(
   if (paths.includes(STANDARD_INPUT))
     throw new WeirError('USAGE', 'standard input cannot be watched', 'Name files or folders.');
   if (strict) throw new WeirError('USAGE', '--watch does not end for a warning', 'Leave out --strict.');
-  await watchKubernetes(paths, base, ofNode, out);
+  await watchKubernetes(paths, base, ofNode, out, options.allowEmpty ?? false);
 }
 
-/** @throws Exit with 1 for warnings that are failures; the configuration is written all the same */
-async function deliver({ text, config, warnings }: Imported, { out, strict }: ImportOptions): Promise<void> {
+/** @throws WeirError IMPORT_INVALID, Exit with 1 for warnings that are failures; nothing is written then */
+async function deliver(imported: Imported, { out, strict, allowEmpty }: ImportOptions): Promise<void> {
+  const { text, config, warnings } = imported;
   for (const warning of warnings) console.error(`warning: ${formatRemark(warning)}`);
+  if (!allowEmpty) requireServices(imported);
+  if (strict && warnings.length > 0) throw new Exit(1);
   if (out === undefined) await print(text);
   else {
     const isNew = replaceFile(out, text);
     console.error(`${out}: ${sayCounts(countParts(config))}${isNew ? '' : ', as before'}`);
   }
-  if (strict && warnings.length > 0) throw new Exit(1);
 }

@@ -305,11 +305,12 @@ function addBridges(program: Command): void {
     parent
       .option('--base <file>', 'a configuration whose other sections are kept; its services are replaced')
       .option('-O, --out <file>', 'write this file, in one step, instead of standard output')
-      .option('--strict', 'exit with 1 when something cannot be kept');
+      .option('--strict', 'write nothing and exit with 1 when something cannot be kept')
+      .option('--allow-empty', 'write a configuration without services too: else that is a mistake');
   const kubernetes = command(
     imports,
     'kubernetes',
-    'Of Services and EndpointSlices, YAML or JSON.',
+    'Make a configuration of Services and EndpointSlices, YAML or JSON.',
     'import kubernetes manifests/ --base base.yaml -O weir.yaml --watch' +
       '\n  kubectl get services,endpointslices -A -o yaml | weir import kubernetes -',
   );
@@ -318,7 +319,14 @@ function addBridges(program: Command): void {
     .option('--node <name>', 'where a traffic policy is Local: endpoints of this node only')
     .option('--watch', 'keep the file named by -O in step with the manifests, until SIGTERM')
     .action(async (files, options) => (await import('./import.js')).kubernetes(files, options));
-  into(command(imports, 'ipvs', 'Of what `ipvsadm -S -n` prints.', 'import ipvs rules.txt -O weir.yaml'))
+  into(
+    command(
+      imports,
+      'ipvs',
+      'Make a configuration of what `ipvsadm -S -n` prints.',
+      'import ipvs rules.txt -O weir.yaml',
+    ),
+  )
     .argument('<file>', 'its output; - for standard input')
     .action(async (file, options) => (await import('./import.js')).ipvs(file, options));
 }

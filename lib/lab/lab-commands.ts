@@ -82,11 +82,12 @@ function suggest(lab: Lab, { gateways, nodes }: Weirs, recording: Recording | un
   const gateway = gateways[0]!;
   const suggestions: (readonly [command: string, note?: string])[] = [
     [`${inside('client')} curl -s http://${VIP}/`],
-    [`${prefix}weir ct list --socket ${gateway.socket}`, nodes.length === 0 ? 'both ways: OUT' : 'one way: SVC'],
+    [`export WEIR_SOCKET=${gateway.socket}`, 'or --socket with each command; in a checkout it is npx weir'],
+    [`${prefix}weir ct list`, nodes.length === 0 ? 'what curl has left, for 10 s' : 'one way only: type SVC'],
   ];
   if (nodes.length > 0) {
     suggestions.push(
-      [`${prefix}weir ct list --socket ${nodes[0]!.socket}`, 'both ways: OUT, DSR'],
+      [`${prefix}weir ct list --socket ${nodes[0]!.socket}`, 'of a node: both ways, type OUT, DSR'],
       [`${inside('client')} curl -so /dev/null http://${VIP}/bytes/1000000000`],
       [`${inside('router')} ip -s -h link`, 'client has got it all, gw next to nothing'],
       [`${inside('gw')} tcpdump -ni eth0 src ${VIP}`, 'no answers'],
@@ -100,7 +101,8 @@ function suggest(lab: Lab, { gateways, nodes }: Weirs, recording: Recording | un
   for (const [command, note] of suggestions) {
     screen.line(`  ${command}${note === undefined ? '' : screen.dim(`   # ${note}`)}`);
   }
-  screen.line(`  edit ${gateway.configPath}, then ${prefix}weir reload --socket ${gateway.socket}`);
+  screen.line(`  edit ${gateway.configPath}: weir reads it when it changes; ${prefix}weir events -f tells`);
+  screen.line(screen.dim('  docs/tutorial.md goes on from here'));
   screen.line();
 }
 

@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
+import { accessSync, constants, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { WeirError } from '../base/errors.js';
 
@@ -24,15 +24,29 @@ const POLL_MS = 10;
  * what they write is whole. Waits for that without returning to the event loop, three seconds at most.
  *
  * @returns whether there was one
+ * @throws WeirError NO_PERMISSION, before anything is done
  */
 export function takeDown(prefix = 'weir'): boolean {
   const state = readState(checkPrefix(prefix));
   if (state === null) return false;
+  requireWritable(labDirectory(prefix));
   for (const pid of survivors(state)) signal(pid, 'SIGTERM');
   const pause = new Int32Array(new SharedArrayBuffer(4));
   const limitMs = performance.now() + STOP_LIMIT_MS;
   while (survivors(state).length > 0 && performance.now() < limitMs) Atomics.wait(pause, 0, 0, POLL_MS);
   return removeLab(prefix);
+}
+
+function requireWritable(folder: string): void {
+  try {
+    accessSync(folder, constants.W_OK);
+  } catch {
+    throw new WeirError(
+      'NO_PERMISSION',
+      `the lab in ${folder} is somebody else’s`,
+      'Run this as root: sudo weir lab down.',
+    );
+  }
 }
 
 /** The same at once: whatever still runs is killed. */

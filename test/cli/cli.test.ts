@@ -24,6 +24,7 @@ function write(name: string, text: string): string {
   return path;
 }
 
+const nothing = write('nothing', '');
 const good = write(
   'good.yaml',
   `services:
@@ -125,6 +126,8 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['import', 'kubernetes', 'm', '--watch'], /--watch has nothing to keep in step\. Name a file with -O FILE\./],
     [['import', 'kubernetes', '-', '--watch', '-O', 'x'], /standard input cannot be watched\. Name files or folders\./],
     [['import', 'kubernetes', 'm', '--watch', '-O', 'x', '--strict'], /--watch does not end for a warning/],
+    [['import', 'kubernetes', nothing], /the input has no service: nothing is written\. Look at what was read/],
+    [['import', 'ipvs', nothing], /the input has no service: nothing is written/],
     [['import', 'ipvs', 'none'], /cannot read none: it does not exist\./],
     [['ct', 'flush'], /nothing says which connections to forget\. Give a filter, or --all\./],
   ] as const) {

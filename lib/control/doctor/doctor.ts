@@ -1,6 +1,8 @@
 import { WeirError } from '../../base/errors.js';
 import type { Config } from '../../config/config.js';
 import { parseConfig, requireConfig } from '../../config/load.js';
+import { NetworkSetup } from '../network.js';
+import { NO_NEEDS } from '../network-plan.js';
 import { Check, type Finding } from './finding.js';
 import { checkHost } from './host-checks.js';
 import { type HostFacts, readHostFacts } from './host-facts.js';
@@ -17,6 +19,9 @@ import {
 } from './network-checks.js';
 import { type NetworkFacts, readNetworkFacts } from './network-facts.js';
 import { checkRules } from './rule-checks.js';
+
+/** Where commands look for a running weir that name none. */
+const DEFAULT_SOCKET = '/run/weir/weir.sock';
 
 /**
  * `weir doctor`: why a weir would not start here, or its packets not pass.
@@ -43,17 +48,28 @@ export async function examine(configPath: string | null): Promise<Finding[]> {
     if (!(error instanceof WeirError)) throw error;
     return [...checkHost(config, host, false), tool.fail(error.message, 'apt-get install -y iproute2')];
   }
-  return judge(config, host, network, tool);
+  const isRunning = network.kernel.links.get(config.device.name)?.carrier === true;
+  const findings = judge(config, host, network, tool, isRunning);
+  return isRunning && config.network.manage ? [...findings, await checkSetUp(config)] : findings;
 }
 
-function judge(config: Config, host: HostFacts, network: NetworkFacts, tool: Check): Finding[] {
-  const isRunning = network.kernel.links.get(config.device.name)?.carrier === true;
+/** Whether what a running weir has set up is still there. What connections need beyond the file is its own affair. */
+async function checkSetUp(config: Config): Promise<Finding> {
+  const check = new Check('set-up', 'somebody has taken away what leads packets to weir, or from it');
+  const { steps } = await new NetworkSetup(config).preview(config, [NO_NEEDS]);
+  const missing = steps.flat().filter((command) => command.startsWith('ip ') && !/^ip \w+ del /.test(command));
+  if (missing.length === 0) return check.ok('routes and rules of the weir that runs are there');
+  const socket = config.admin.socket === DEFAULT_SOCKET ? '' : ` --socket ${config.admin.socket}`;
+  return check.fail(`weir runs, and lacks what these would bring back: ${missing.join('; ')}`, `weir reload${socket}`);
+}
+
+function judge(config: Config, host: HostFacts, network: NetworkFacts, tool: Check, isRunning: boolean): Finding[] {
   return [
     ...checkHost(config, host, isRunning),
     tool.ok('ip is iproute2’s'),
     checkDevice(config, network),
     ...checkListen(config, network),
-    ...checkSettings(config, network, canMend(config, host.canSetSysctls)),
+    ...checkSettings(config, network, canMend(config, host.canSetSysctls) && !isRunning),
     checkPathFilters(config, network),
     ...checkAddresses(config, network),
     ...checkRoutes(config, network),

@@ -55,7 +55,7 @@ function checkSetting(check: Check, settings: readonly Setting[], mends: boolean
   if (wrong.length === 0) return check.ok(show(settings));
   if (mends) return check.ok(`${show(wrong)}: weir run sets it, and back at its end`);
   const mend = wrong.map(({ setting }) => `sysctl -w ${formatSysctl(setting)}`).join(' && ');
-  const found = `${show(wrong)}, and weir cannot or may not change it (in a container: --sysctl)`;
+  const found = `${show(wrong)}, and weir cannot or may not change it, or has and somebody after it (in a container: --sysctl)`;
   return wrong.some(({ setting }) => setting.required) ? check.fail(found, mend) : check.warn(found, mend);
 }
 

@@ -128,7 +128,7 @@ for (const [page, stage] of Object.entries(PAGES)) {
     const { status, stdout, stderr } = spawnSync('unshare', [...isolation, 'bash', 'stage.sh'], {
       cwd: folder,
       encoding: 'utf8',
-      timeout: 240_000,
+      timeout: 600_000,
       killSignal: 'SIGKILL',
     });
     t.equal(status, 0, `${commands.length} blocks end well`);

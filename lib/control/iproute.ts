@@ -251,9 +251,21 @@ interface Output {
   readonly status: number | null;
 }
 
-function runIp(args: readonly string[], input: readonly string[]): Promise<Output> {
+/** What is for weir's whole process group: Ctrl-C, the end of a terminal, a supervisor. */
+const GROUP_SIGNALS: ReadonlySet<string | null> = new Set(['SIGINT', 'SIGTERM', 'SIGHUP']);
+
+async function runIp(args: readonly string[], input: readonly string[]): Promise<Output> {
+  for (;;) {
+    const { signal, ...output } = await tryIp(args, input);
+    // It had not begun yet: see below.
+    if (!GROUP_SIGNALS.has(signal)) return output;
+  }
+}
+
+function tryIp(args: readonly string[], input: readonly string[]): Promise<Output & { signal: string | null }> {
   return new Promise((resolve, reject) => {
-    const child = spawn('ip', args, { stdio: 'pipe' });
+    // weir needs it for its end: such signals reach it no more once it is in a session of its own, which it enters before it is ip.
+    const child = spawn('ip', args, { stdio: 'pipe', detached: true });
     let stdout = '';
     let stderr = '';
     child.stdout.setEncoding('utf8').on('data', (part: string) => (stdout += part));
@@ -262,9 +274,9 @@ function runIp(args: readonly string[], input: readonly string[]): Promise<Outpu
       if (error.code !== 'ENOENT') reject(new WeirError('NETWORK_SETUP', `cannot run ip: ${error.message}`, '', error));
       else reject(missingTool('ip is not installed'));
     });
-    child.on('close', (status) => {
+    child.on('close', (status, signal) => {
       if (stderr.includes('BusyBox')) reject(missingTool('the ip command found is BusyBox’s, which cannot do this'));
-      else resolve({ stdout, stderr, status });
+      else resolve({ stdout, stderr, status, signal });
     });
     // An ip that ends early says why on stderr; that it did not read its input is no second failure.
     child.stdin.on('error', () => {});

@@ -121,7 +121,7 @@ t.test('on a terminal', needsTools(t, 'python3'), async (t) => {
   const views = [liveView({ services: services('web', 'dns') })];
   const { socket, end } = await serve(t, views);
   const start = (env: NodeJS.ProcessEnv = {}): TestTerminal =>
-    new TestTerminal([process.execPath, WEIR, 'top', '--socket', socket], env);
+    new TestTerminal([process.execPath, WEIR, 'top', '--socket', socket], { NO_COLOR: undefined, ...env });
   const isRestored = (t: Test, terminal: TestTerminal): void => {
     t.ok(
       terminal.output.lastIndexOf(`${ESC}[?1049l`) > terminal.output.lastIndexOf(`${ESC}[?1049h`),

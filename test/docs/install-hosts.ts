@@ -16,7 +16,7 @@ import { makeBareRoot } from '../support/bare-root.js';
 import { ENVIRONMENT, Host, type Running, wire } from '../support/hosts.js';
 import { NotifyReceiver } from '../support/notify-receiver.js';
 
-t.setTimeout(600_000);
+t.setTimeout(900_000);
 
 const CHECKOUT = fileURLToPath(new URL('../..', import.meta.url));
 const folder = mkdtempSync(join(tmpdir(), 'weir-install-'));

@@ -14,7 +14,7 @@ const PAGE = 'http://127.0.0.1:9650/';
 /** Where the pictures of docs/dashboard.md go, when they are to be taken anew. */
 const PICTURES = process.env.WEIR_PICTURES;
 
-t.setTimeout(600_000);
+t.setTimeout(900_000);
 
 function config(lab: Lab): string {
   const list = (port: number): string[] =>
@@ -56,7 +56,7 @@ function row(page: Page, name: string) {
 
 const root = needsRoot(t, 'ip', 'curl', 'chromium');
 
-t.test('the dashboard over real traffic', { ...root, timeout: 500_000 }, async (t) => {
+t.test('the dashboard over real traffic', { ...root, timeout: 800_000 }, async (t) => {
   const lab = await createGatewayLab();
   t.teardown(() => lab.destroy());
   let weir = await lab.startWeir(config(lab));

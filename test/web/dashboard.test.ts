@@ -16,7 +16,7 @@ import { needsTools } from '../support/skip.js';
 
 const HOSTILE = '<img/src=x/onerror=alert(1)><script>alert(2)</script>"\'&amp;';
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 async function freePort(): Promise<number> {
   const server = createServer();

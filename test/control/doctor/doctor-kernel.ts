@@ -104,7 +104,7 @@ function occupy(code: string): string {
 }
 const UP = `() => require('fs').writeFileSync('${folder}/up', '')`;
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 const FAULTS: readonly Fault[] = [
   {

@@ -14,7 +14,7 @@ import { needsRoot } from './support/skip.js';
  *     gateway   the gateway of a lab; weir runs there by the page's own configuration (the yaml block that says `# weir.yaml`), or
  *               the lab's, unless the page starts it
  *
- * Blocks that name a host of their own (```sh gateway) are run on it by test/docs/install.test.ts.
+ * Blocks that name a host of their own (```sh gateway) are run on it by test/docs/install.test.ts, those of docker by test/docs/docker.test.ts.
  */
 type Stage = 'host' | 'gateway';
 

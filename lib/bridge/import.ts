@@ -39,13 +39,13 @@ export function importIpvs(path: string, base: string | undefined): Imported {
  * An input that has nothing comes from a command that failed (`kubectl ... | weir import`) more often than from somebody who wants to serve
  * nobody.
  *
- * @throws WeirError IMPORT_INVALID
+ * @throws WeirError USAGE
  */
 export function requireServices({ config, warnings }: Imported): void {
   if (config.services.length > 0) return;
   const why = warnings.length > 0 ? 'nothing that weir could serve' : 'no service';
   throw new WeirError(
-    'IMPORT_INVALID',
+    'USAGE',
     `the input has ${why}: nothing is written`,
     'Look at what was read; --allow-empty writes a configuration without services.',
   );

@@ -40,7 +40,7 @@ export async function kubernetes(
   await watchKubernetes(paths, base, ofNode, out, options.allowEmpty ?? false);
 }
 
-/** @throws WeirError IMPORT_INVALID, Exit with 1 for warnings that are failures; nothing is written then */
+/** @throws WeirError USAGE, Exit with 1 for warnings that are failures; nothing is written then */
 async function deliver(imported: Imported, { out, strict, allowEmpty }: ImportOptions): Promise<void> {
   const { text, config, warnings } = imported;
   for (const warning of warnings) console.error(`warning: ${formatRemark(warning)}`);

@@ -8,13 +8,14 @@ import type { YamlPieces } from '../config/yaml-pieces.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
 import { takeCensus } from './census.js';
-import type { Desired } from './desired.js';
+import type { Desired, Proposal } from './desired.js';
 import { findBackend, type NamedMember } from './find-backend.js';
 import type { BackendIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
 import type { ReturnEndpoint } from './network-plan.js';
 import { requireReloadable } from './reloadable.js';
+import { isNothing, needsWithout, usedNeeds } from './retained-needs.js';
 import { countParts, plural, sayCounts } from './summary.js';
 import type { ReloadView } from './view.js';
 
@@ -268,7 +269,7 @@ export class Reloader {
     const config = judge(configPath, text, pieces);
     requireReloadable(desired.config, config);
     const proposal = desired.propose(config, clock.nowMs());
-    const report = await this.#changeNetwork(config, proposal.compiled);
+    const report = await this.#changeNetwork(proposal);
     logNetwork(log, config, report);
     await path.publish(proposal.compiled.snapshot);
     const released = desired.releasedBy(proposal);
@@ -311,11 +312,11 @@ export class Reloader {
       .catch(() => {});
   }
 
-  async #changeNetwork(config: Config, compiled: Parameters<Desired['retainedNeeds']>[0]): Promise<NetworkReport> {
+  async #changeNetwork(proposal: Proposal): Promise<NetworkReport> {
     const { desired, network } = this.#parts;
     const before = { config: desired.config, needs: desired.retainedNeeds() };
     try {
-      return await network.update(config, desired.retainedNeeds(compiled));
+      return await network.update(proposal.config, desired.retainedNeeds(proposal));
     } catch (error) {
       await network.update(before.config, before.needs).catch(() => {});
       throw error;
@@ -326,19 +327,26 @@ export class Reloader {
   async #sweep(): Promise<readonly string[]> {
     const { desired, network, readers, clock, log } = this.#parts;
     clearTimeout(this.#sweepTimer);
-    if (desired.removedBackends().length === 0 && desired.removedServices().length === 0) return [];
-    const census = takeCensus([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
-    const { forgotten, kept } = desired.forget(census.backends);
-    if (kept > 0 && !this.#isClosed) {
+    const { retained } = desired;
+    if (isNothing(retained) && desired.removedBackends().length === 0 && desired.removedServices().length === 0)
+      return [];
+    const tables = [readers.tcp, readers.any];
+    const nowMs = clock.nowMs();
+    const used = await usedNeeds(tables, retained, nowMs);
+    const census = takeCensus(tables, nowMs, desired.identities.backendRows);
+    const { forgotten, kept } = desired.forget(census.backends, used);
+    if ((kept > 0 || !isNothing(used)) && !this.#isClosed) {
       this.#sweepTimer = setTimeout(() => void this.inTurn(() => this.#sweepLater()).catch(() => {}), SWEEP_MS).unref();
     }
-    if (forgotten === 0) return [];
-    const { commands } = await network.update(desired.config, desired.retainedNeeds());
-    log.info(
-      'drained',
-      `${plural(forgotten, 'removed service or backend', 'removed services and backends')} without connections forgotten`,
-      { forgotten, kept },
-    );
+    const isLess = !isNothing(needsWithout(retained, used));
+    const commands = isLess ? (await network.update(desired.config, desired.retainedNeeds())).commands : [];
+    if (forgotten > 0) {
+      log.info(
+        'drained',
+        `${plural(forgotten, 'removed service or backend', 'removed services and backends')} without connections forgotten`,
+        { forgotten, kept },
+      );
+    }
     return commands;
   }
 

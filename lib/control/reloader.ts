@@ -3,7 +3,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
-import { formatProblem, type Problem, parseConfig, readConfigText } from '../config/load.js';
+import { formatProblem, type Problem, parseConfig, readConfigFile } from '../config/load.js';
 import type { YamlPieces } from '../config/yaml-pieces.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
@@ -56,17 +56,23 @@ export interface LastReload {
   readonly tookMs: number;
 }
 
+/** Mistakes that a running weir tells of a file. `weir check` tells all. */
+const MAX_PROBLEMS = 100;
+
 /** A configuration that was refused, with its mistakes one by one. */
 export class RefusedConfig extends WeirError {
   readonly problems: readonly Problem[];
 
   constructor(path: string, problems: readonly Problem[]) {
+    const told = problems.slice(0, MAX_PROBLEMS);
+    const lines = told.map((problem) => formatProblem(path, problem));
+    if (told.length < problems.length) lines.push(`${problems.length - told.length} more mistakes`);
     super(
       'CONFIG_INVALID',
-      problems.map((problem) => formatProblem(path, problem)).join('\n'),
+      lines.join('\n'),
       'Correct the file and reload again; the former configuration is still in use.',
     );
-    this.problems = problems;
+    this.problems = told;
   }
 }
 
@@ -96,6 +102,8 @@ export class Reloader {
   #isClosed = false;
   readonly #closing = new AbortController();
   #refresh: Promise<void> | undefined;
+  /** A reload by command that has not begun. */
+  #waiting: Promise<ReloadView> | undefined;
   #refreshNotBeforeMs = 0;
   /** The fingerprint of what was last read. */
   #seen: string;
@@ -142,9 +150,17 @@ export class Reloader {
     return this.#refusals;
   }
 
-  /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
+  /**
+   * Those that wait for their turn are one.
+   *
+   * @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's
+   */
   reload(): Promise<ReloadView> {
-    return this.inTurn(() => this.#load(this.#read()));
+    this.#waiting ??= this.inTurn(() => {
+      this.#waiting = undefined;
+      return this.#load(this.#read());
+    });
+    return this.#waiting;
   }
 
   /** Reloads if the file is not what was last read, taken or refused. A refusal is logged, and no more. */
@@ -229,7 +245,7 @@ export class Reloader {
 
   #read(): Reading {
     try {
-      const text = readConfigText(this.#parts.configPath);
+      const text = readConfigFile(this.#parts.configPath);
       return { fingerprint: fingerprintOf(text), text };
     } catch (error) {
       return { fingerprint: (error as WeirError).message, text: error as WeirError };

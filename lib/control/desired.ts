@@ -56,6 +56,7 @@ export class Desired {
     this.#drained = forked?.drained ?? new Map();
     this.#retained = forked?.retained ?? needsLeft(survivors?.needs ?? NO_NEEDS, config);
     this.#compiled = forked?.compiled ?? this.#compile(config, nowMs, this.#drained, survivors?.previous, []);
+    if (forked === undefined) this.identities.rename(config.services);
   }
 
   /**
@@ -101,11 +102,13 @@ export class Desired {
     return { config, drained, retained, compiled: this.#compile(config, nowMs, drained, this.#compiled, ledIn) };
   }
 
+  /** Puts a proposal to use; only now are its parts called as it calls them. */
   take({ config, drained, retained, compiled }: Proposal): void {
     this.#config = config;
     this.#drained = drained;
     this.#retained = retained;
     this.#compiled = compiled;
+    this.identities.rename(config.services);
   }
 
   isDrained(backend: BackendIdentity): boolean {

@@ -73,6 +73,16 @@ t.test('what leaves the file is remembered while flows use it, and its ids then 
   t.equal(fresh!.id, oldId, 'an id that nobody holds is used again');
 });
 
+t.test('names are those of the file in use: what is proposed and not taken changes none', async (t) => {
+  const desired = new Desired(file(service('web', '10.96.0.1', [B1])), 0);
+  const [{ id, backends }] = desired.configured() as [ReturnType<Desired['configured']>[number]];
+  const called = (): unknown => [desired.identities.serviceName(id), desired.identities.backendName(backends[0]!.id)];
+  const renamed = desired.propose(file(service('shop', '10.96.0.1', [B1.replace('b1', 'first')])), 1);
+  t.strictSame(called(), ['web', 'b1']);
+  desired.take(renamed);
+  t.strictSame(called(), ['shop', 'first']);
+});
+
 t.test('the return path is kept for dnat alone; its deadline ends when the backend comes back', async (t) => {
   const snat = 'mode: snat,';
   const top = 'snat: { addresses: [10.99.0.1] }\nservices:\n';

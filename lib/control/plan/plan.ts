@@ -65,10 +65,9 @@ export async function planReload(
   await countFates(tables, before.snapshot, isNode ? null : after.snapshot, nowMs, counts);
   const affinity = hasAffinity(before) ? await parts.countAffinity() : new Map<number, number>();
 
-  const drainsEnded = fork
-    .releasedBy(proposal)
-    .map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
+  const released = fork.releasedBy(proposal);
   fork.take(proposal);
+  const drainsEnded = released.map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
   const removed = byPlace(fork.removedServices());
   const needs = [fork.retainedNeeds()];
   fork.forget(counts.backends, await usedNeeds(tables, fork.retained, nowMs));

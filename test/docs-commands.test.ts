@@ -13,12 +13,15 @@ import { needsRoot } from './support/skip.js';
  *     host      a machine with nothing on it
  *     gateway   the gateway of a lab; weir runs there by the page's own configuration (the yaml block that says `# weir.yaml`), or
  *               the lab's, unless the page starts it
+ *
+ * Blocks that name a host of their own (```sh gateway) are run on it by test/docs/install.test.ts.
  */
 type Stage = 'host' | 'gateway';
 
 const PAGES: Readonly<Record<string, Stage>> = {
   'README.md': 'gateway',
   'docs/api.md': 'gateway',
+  'docs/dashboard.md': 'gateway',
   'docs/export-import.md': 'host',
   'docs/operating.md': 'gateway',
   'docs/tutorial.md': 'host',
@@ -38,7 +41,7 @@ interface Block {
 
 function blocksOf(page: string): Block[] {
   const text = readFileSync(join(root, page), 'utf8');
-  return [...text.matchAll(/^```(\w*)\n(.*?)^```$/gms)].map(([, language, text]) => ({
+  return [...text.matchAll(/^```([^\n]*)\n(.*?)^```$/gms)].map(([, language, text]) => ({
     language: language!,
     text: text!,
   }));
@@ -125,7 +128,7 @@ for (const [page, stage] of Object.entries(PAGES)) {
     const { status, stdout, stderr } = spawnSync('unshare', [...isolation, 'bash', 'stage.sh'], {
       cwd: folder,
       encoding: 'utf8',
-      timeout: 240_000,
+      timeout: 600_000,
       killSignal: 'SIGKILL',
     });
     t.equal(status, 0, `${commands.length} blocks end well`);

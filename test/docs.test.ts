@@ -118,7 +118,7 @@ t.test('every route of the admin API is documented: where it is served, its para
     .map(({ name }) => name);
   t.strictSame(
     isPublic,
-    ROUTES.filter((route) => route.isPublic).map(({ method, path }) => `${method} ${path}`),
+    ROUTES.filter((route) => route.isPublic === true).map(({ method, path }) => `${method} ${path}`),
   );
   const app = createApp(new FakeWeir(), 'all');
   for (const { route, parameters, example } of documented) {
@@ -129,7 +129,7 @@ t.test('every route of the admin API is documented: where it is served, its para
     const answer = await app.request(path.endsWith('drain') ? `${path}?service=web&backend=b1` : path, { method });
     t.strictSame(shapeOf(JSON.parse(example)), shapeOf(await answer.json()), `the answer of ${route}`);
   }
-  const views = ['view', 'plan/plan-view', 'explain/explain-view']
+  const views = ['view', 'plan/plan-view', 'explain/explain-view', 'live/live-view']
     .map((name) => read(`lib/control/${name}.ts`))
     .join('');
   for (const [, name] of text.matchAll(/\b([A-Z]\w+View)\b/g)) t.match(views, `export interface ${name} `, name);

@@ -16,7 +16,7 @@ const RANKS: readonly (readonly string[])[] = [
 ];
 
 /** Files of the package that lib reads or runs, never imports. */
-const OUTSIDE = ['../package.json', '../bin/weir.js'];
+const OUTSIDE = ['../package.json', '../bin/weir.js', '../dist/web'];
 
 const MAX_LINES = 500;
 

@@ -1,4 +1,3 @@
-import { setImmediate, setTimeout } from 'node:timers/promises';
 import { type Context, Hono, type MiddlewareHandler } from 'hono';
 import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
@@ -6,30 +5,44 @@ import { MAX_CONFIG_BYTES } from '../base/limits.js';
 import { FLOW_FORMATS, type FlowFormat } from '../control/flow-formats.js';
 import type { FlowFilter } from '../control/flows.js';
 import { HISTORY_LINES } from '../control/log-history.js';
+import { Pace, pause } from '../control/pace.js';
 import { RefusedConfig } from '../control/reloader.js';
 import type { ErrorView, RunningWeir, Watch } from '../control/view.js';
+import { answerFile, dashboardFiles } from './dashboard.js';
+import { limitAtOnce, refuse, refuseStrangers } from './guards.js';
+import { streamLive } from './live.js';
 import { createMetrics, type Metrics } from './metrics.js';
-import { Pace } from './pace.js';
 
 /** Where no body matters. */
 const MAX_BODY_BYTES = 64 * 1024;
+
+/** What is listed at once on the TCP listener, and how many requests of the dashboard that are some work it answers at a time. */
+const PUBLIC_FLOWS = 500;
+const PUBLIC_AT_ONCE = 4;
 
 const LINES_TYPE = 'application/x-ndjson';
 
 export interface Route {
   readonly method: 'GET' | 'POST';
   readonly path: string;
-  /** Served on the TCP listener too. */
-  readonly isPublic?: true;
+  /** Served on the TCP listener too; `dashboard`: if that has the dashboard. */
+  readonly isPublic?: true | 'dashboard';
   /** MAX_BODY_BYTES when absent; Infinity: it is read as it comes. */
   readonly maxBodyBytes?: number;
   /** The query it understands; others are refused. */
   readonly parameters: readonly string[];
-  answer(context: Context, weir: RunningWeir, metrics: Metrics): Response | Promise<Response>;
+  answer(context: Context, weir: RunningWeir, metrics: Metrics, scope: Scope): Response | Promise<Response>;
 }
 
+/**
+ * `all`: for whoever may do everything. The others are for anybody who reaches the port: `dashboard` and its data, or what else is public
+ * alone.
+ */
+export type Scope = 'all' | 'dashboard' | 'public';
+
 const FILTER_KEYS = ['service', 'backend', 'client', 'state'] as const satisfies readonly (keyof FlowFilter)[];
-const LIST_KEYS = [...FILTER_KEYS, 'format'] as const;
+const WATCH_KEYS = [...FILTER_KEYS, 'format'] as const;
+const LIST_KEYS = [...WATCH_KEYS, 'limit'] as const;
 const CAPTURE_KEYS = ['service', 'backend', 'client', 'count', 'seconds', 'snaplen'] as const;
 const EVENTS_KEYS = ['count', 'follow'] as const;
 const EXPLAIN_KEYS = ['proto', 'src', 'dst', 'flags', 'packet', 'without', 'assumeDown'] as const;
@@ -40,11 +53,12 @@ const BACKEND_KEYS = ['service', 'backend'] as const;
 export const ROUTES: readonly Route[] = [
   get('/healthz', [], (context) => context.json({ status: 'ok' }), true),
   get('/metrics', [], scrape, true),
-  get('/v1/status', [], (context, weir) => context.json(weir.status()), true),
-  get('/v1/services', [], (context, weir) => context.json(weir.services())),
-  get('/v1/ct', LIST_KEYS, listFlows),
-  get('/v1/ct/watch', LIST_KEYS, watchFlows),
-  get('/v1/ct/stats', [], (context, weir) => context.json(weir.conntrack())),
+  get('/v1/status', [], async (context, weir) => context.json(await weir.status()), true),
+  get('/v1/live', [], (context, weir) => streamLive(context, weir.live()), 'dashboard'),
+  get('/v1/services', [], async (context, weir) => context.json(await weir.services())),
+  get('/v1/ct', LIST_KEYS, listFlows, 'dashboard'),
+  get('/v1/ct/watch', WATCH_KEYS, watchFlows),
+  get('/v1/ct/stats', [], async (context, weir) => context.json(await weir.conntrack())),
   get('/v1/ct/export', FILTER_KEYS, exportFlows),
   get('/v1/capture', CAPTURE_KEYS, capture),
   get('/v1/events', EVENTS_KEYS, listEvents),
@@ -52,30 +66,35 @@ export const ROUTES: readonly Route[] = [
   post('/v1/ct/flush', FILTER_KEYS, flushFlows),
   post('/v1/drain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, true)),
   post('/v1/undrain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, false)),
-  get('/v1/explain', EXPLAIN_KEYS, explain),
+  get('/v1/explain', EXPLAIN_KEYS, explain, 'dashboard'),
   { ...post('/v1/plan', PLAN_KEYS, plan), maxBodyBytes: MAX_CONFIG_BYTES },
   post('/v1/reload', [], reload),
 ];
 
-function get(path: string, parameters: Route['parameters'], answer: Route['answer'], isPublic = false): Route {
-  return { method: 'GET', path, parameters, answer, ...(isPublic ? { isPublic } : {}) };
+function get(
+  path: string,
+  parameters: Route['parameters'],
+  answer: Route['answer'],
+  isPublic?: Route['isPublic'],
+): Route {
+  return { method: 'GET', path, parameters, answer, ...(isPublic === undefined ? {} : { isPublic }) };
 }
 
 function post(path: string, parameters: Route['parameters'], answer: Route['answer']): Route {
   return { method: 'POST', path, parameters, answer };
 }
 
-/** @param only `public`: the part that reads and may be seen by anybody who reaches the port */
-export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
+export function createApp(weir: RunningWeir, scope: Scope): Hono {
   const metrics = createMetrics(weir);
-  const routes = ROUTES.filter(({ isPublic }) => isPublic || only === 'all');
+  const routes = ROUTES.filter(({ isPublic }) => isIn(scope, isPublic));
   const app = new Hono();
+  if (scope === 'dashboard') serveDashboard(app);
   for (const { method, path, maxBodyBytes = MAX_BODY_BYTES, parameters, isPublic, answer } of routes) {
     if (maxBodyBytes !== Number.POSITIVE_INFINITY) app.use(path, limitTo(maxBodyBytes));
     app.on(method, path, (context) => {
       // Whoever probes or scrapes may have parameters of its own.
-      if (!isPublic) requireKnown(context, parameters);
-      return answer(context, weir, metrics);
+      if (isPublic !== true) requireKnown(context, parameters);
+      return answer(context, weir, metrics, scope);
     });
     app.all(path, (context) => {
       context.header('allow', method === 'GET' ? 'GET, HEAD' : method);
@@ -89,6 +108,20 @@ export function createApp(weir: RunningWeir, only: 'all' | 'public'): Hono {
   return app;
 }
 
+function isIn(scope: Scope, isPublic: Route['isPublic']): boolean {
+  return scope === 'all' || isPublic === true || (scope === 'dashboard' && isPublic === 'dashboard');
+}
+
+/** The page, and what keeps its data from the pages of others, and its readers from asking for too much. */
+function serveDashboard(app: Hono): void {
+  const files = dashboardFiles().map((name) => ({ path: name === 'index.html' ? '/' : `/${name}`, name }));
+  const data = ROUTES.filter(({ isPublic }) => isPublic === 'dashboard').map(({ path }) => path);
+  for (const path of [...data, ...files.map(({ path }) => path)]) app.use(path, refuseStrangers);
+  const atOnce = limitAtOnce(PUBLIC_AT_ONCE);
+  for (const path of data) if (path !== '/v1/live') app.use(path, atOnce);
+  for (const { path, name } of files) app.get(path, (context) => answerFile(context, name));
+}
+
 function limitTo(bytes: number): MiddlewareHandler {
   const message = `the body is larger than ${bytes} bytes`;
   const remedy = bytes === MAX_BODY_BYTES ? 'Send none.' : 'Send a configuration.';
@@ -100,10 +133,12 @@ function scrape(context: Context, weir: RunningWeir, metrics: Metrics): Response
   return context.body(text, 200, { 'content-type': metrics.contentType });
 }
 
-function listFlows(context: Context, weir: RunningWeir): Response {
-  const { format = 'json', ...filter } = queryOf(context, LIST_KEYS);
+function listFlows(context: Context, weir: RunningWeir, _: Metrics, scope: Scope): Response {
+  const { format = 'json', limit: limitText, ...filter } = queryOf(context, LIST_KEYS);
   requireFormat(format, FLOW_FORMATS);
-  const chunks = weir.listFlows(filter, format as FlowFormat);
+  const { limit } = numberOf('limit', limitText, 1);
+  const most = scope === 'all' ? limit : Math.min(limit ?? PUBLIC_FLOWS, PUBLIC_FLOWS);
+  const chunks = weir.listFlows(filter, format as FlowFormat, most);
   return context.body(ReadableStream.from(paced(chunks, weir)), 200, {
     'content-type': format === 'json' ? 'application/json' : 'text/plain; charset=utf-8',
   });
@@ -111,7 +146,7 @@ function listFlows(context: Context, weir: RunningWeir): Response {
 
 /** A line of JSON for each event, until one side ends it. Nothing is watched before the body is read: not for a HEAD. */
 function watchFlows(context: Context, weir: RunningWeir): Response {
-  const { format = 'json', ...filter } = queryOf(context, LIST_KEYS);
+  const { format = 'json', ...filter } = queryOf(context, WATCH_KEYS);
   requireFormat(format, ['json']);
   return streamLines(context, weir.watch(filter));
 }
@@ -232,8 +267,7 @@ async function* paced(chunks: Iterable<string> | AsyncIterable<string>, weir: Ru
   const pace = new Pace(performance.now(), weir.packetsRead());
   for await (const chunk of chunks) {
     if (chunk !== '') yield encoder.encode(chunk);
-    const restMs = pace.restMs(performance.now(), weir.packetsRead());
-    await (restMs > 0 ? setTimeout(restMs) : setImmediate());
+    await pause(pace, weir.packetsRead());
   }
 }
 
@@ -251,8 +285,4 @@ function answerError(context: Context, error: Error): Response {
     ...(error instanceof RefusedConfig ? { problems: error.problems } : {}),
   };
   return context.json(view, code === 'USAGE' ? 400 : code === 'NOT_RUNNING' ? 503 : 422);
-}
-
-function refuse(context: Context, status: 404 | 405 | 413, message: string, remedy: string): Response {
-  return context.json({ code: 'USAGE', message, remedy } satisfies ErrorView, status);
 }

@@ -44,7 +44,7 @@ const LIMITS: Limits = {
  */
 export async function serveAdmin(
   weir: RunningWeir,
-  { socket, listen }: AdminPlaces,
+  { socket, listen, dashboard }: AdminPlaces,
   limits = LIMITS,
 ): Promise<AdminEndpoint> {
   const servers: Server[] = [];
@@ -56,7 +56,7 @@ export async function serveAdmin(
     await listenOnSocket(local, socket);
     servers.push(local);
     if (listen !== null) {
-      const open = makeServer(createApp(weir, 'public'), limits);
+      const open = makeServer(createApp(weir, dashboard ? 'dashboard' : 'public'), limits);
       open.requestTimeout = limits.requestMs;
       open.setTimeout(limits.silenceMs);
       await listenOn(open, listen).catch((error) => {

@@ -3,6 +3,7 @@ import { plural } from '../control/summary.js';
 import { completionScript, SHELLS, type Shell } from './completion.js';
 import type { Rules } from './export.js';
 import { report } from './report.js';
+import { SORTS } from './top-frame.js';
 
 /** What this folder may not reach by itself; the composition root hands it in. */
 export interface Parts {
@@ -145,6 +146,19 @@ function addRunningCommands(program: Command): void {
   withSocket(command(program, 'services', 'List services and backends, with what they carry.', 'services'))
     .addOption(table())
     .action(async (options) => (await running()).services(options));
+  withSocket(
+    command(
+      program,
+      'top',
+      'Show what goes on, once a second: rates, backends, conntrack, drops, clients. Keys: q quits, ? shows the others.',
+      'top --sort bits\n  weir top --service web -o json',
+    ),
+  )
+    .option('--once', 'print one frame and end (the default where no terminal is)')
+    .option('--service <name>', 'only services with this in their name')
+    .addOption(new Option('--sort <figure>', 'what comes first').choices(SORTS).default(SORTS[0]))
+    .addOption(table())
+    .action(async (options) => (await import('./top.js')).top(options));
   withSocket(command(program, 'metrics', 'Print what Prometheus would scrape: docs/metrics.md.', 'metrics')).action(
     async (options) => (await running()).metrics(options),
   );
@@ -220,6 +234,16 @@ function addRunningCommands(program: Command): void {
 
 /** What would happen, and does not. */
 function addForesight(program: Command): void {
+  command(
+    program,
+    'doctor',
+    'Say what on this host keeps weir from starting or its packets from passing, and how to mend it; changes nothing.',
+    'doctor -c weir.yaml',
+  )
+    .option('-c, --config <file>', 'the configuration; without it, only what does not depend on one is looked at')
+    .addOption(output(['text', 'json']))
+    .action(async (options) => (await import('./doctor.js')).doctor(options));
+
   withSocket(
     withConfig(
       command(

@@ -223,7 +223,7 @@ function ms(seconds: number): string {
   return `${(seconds * 1000).toFixed(1)} ms`;
 }
 
-function sayDuration(seconds: number): string {
+export function sayDuration(seconds: number): string {
   const whole = Math.floor(seconds);
   if (whole < 60) return `${whole} s`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;

@@ -95,6 +95,8 @@ export interface AdminConfig {
   readonly socket: string;
   /** The read-only TCP listener, or `null`: `listen: off`. */
   readonly listen: { readonly host: string; readonly port: number } | null;
+  /** Whether that has the dashboard, and what it shows. */
+  readonly dashboard: boolean;
 }
 
 export interface ServiceConfig {

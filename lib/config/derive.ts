@@ -33,7 +33,7 @@ export function deriveConfig(written: WrittenConfig): Config {
       clampMss: tunnel.clampMss,
       peers: tunnel.peers.map(toRange),
     },
-    admin: { socket: admin.socket, listen: toListen(admin.listen) },
+    admin: { socket: admin.socket, listen: toListen(admin.listen), dashboard: admin.dashboard },
     services: written.services.map(deriveService),
   });
 }

@@ -351,7 +351,13 @@ export const configSchema = z.strictObject({
         .describe('UNIX socket of the commands.'),
       listen: text('`address:port` or `off`', listenFault)
         .default('127.0.0.1:9650')
-        .describe('Read-only HTTP listener: metrics, health, status. `off`: none.'),
+        .describe('Read-only HTTP listener: metrics, health, status, dashboard. `off`: none.'),
+      dashboard: z
+        .boolean()
+        .default(true)
+        .describe(
+          'The dashboard on `listen`, with what it shows: connections and their clients. `false`: the rest only.',
+        ),
     })
     .prefault({})
     .describe('How weir is watched and commanded.'),

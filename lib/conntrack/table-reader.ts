@@ -48,6 +48,7 @@ const FIND_TRIES = 3;
 export interface Records {
   readonly words: Int32Array;
   readonly bytes: Uint8Array;
+  readonly doubles: Float64Array;
 }
 
 /** What a table has done since it was made, and how full it is. */
@@ -198,17 +199,6 @@ export class TableReader {
     }
   }
 
-  /** Connections that have not expired at `nowMs`. Looks at every record: some 10 ms for 500,000. */
-  countLive(nowMs: number): number {
-    const end = Atomics.load(this.#header, HIGH_WATER);
-    let live = 0;
-    for (let record = 0; record < end; record++) {
-      const isLive = this.#words[record * RECORD_WORDS + COMMIT] !== 0;
-      if (isLive && this.#doubles[record * RECORD_DOUBLES + EXPIRES]! > nowMs) live++;
-    }
-    return live;
-  }
-
   /** Records from here on were never used. */
   get highWater(): number {
     return Atomics.load(this.#header, HIGH_WATER);
@@ -237,7 +227,7 @@ export class TableReader {
 
   /** Calls `visit` for the live ones among `count` records from `first` on, where they lie, as for `tally`. */
   visitLive(first: number, count: number, nowMs: number, visit: (records: Records, record: number) => void): void {
-    const records = { words: this.#words, bytes: this.#bytes };
+    const records = { words: this.#words, bytes: this.#bytes, doubles: this.#doubles };
     const end = Math.min(first + count, this.highWater);
     for (let record = first; record < end; record++) {
       const isUsed = this.#words[record * RECORD_WORDS + COMMIT] !== 0;

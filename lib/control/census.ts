@@ -27,11 +27,16 @@ export function takeCensus(readers: readonly TableReader[], nowMs: number, backe
   }
 }
 
-/** The same with rests in between, for whoever has other things to do. Connections come and go meanwhile, as in a list. */
+/**
+ * The same with rests in between, for whoever has other things to do. Connections come and go meanwhile, as in a list.
+ *
+ * @param alsoVisit called with the records of each step
+ */
 export function* censusInSteps(
   readers: readonly TableReader[],
   nowMs: number,
   backendRows: number,
+  alsoVisit?: (reader: TableReader, first: number, count: number) => void,
 ): Generator<void, Census> {
   const backends = new Float64Array(Math.max(1, backendRows));
   const open = new Float64Array(backends.length);
@@ -41,6 +46,7 @@ export function* censusInSteps(
     const tally = { live: 0, states: new Float64Array(STATE_NAMES.length), backends, open, snatPorts };
     for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
       reader.tally(first, SLICE_RECORDS, nowMs, tally);
+      alsoVisit?.(reader, first, SLICE_RECORDS);
       yield;
     }
     tallies.push(tally);

@@ -18,12 +18,20 @@ export const FLOW_FORMATS: readonly FlowFormat[] = ['table', 'json', 'cilium', '
 
 const CHUNK_CHARS = 32 * 1024;
 
-/** Every chunk but the last has at least CHUNK_CHARS; lines are never cut. */
-export function* formatFlows(flows: Iterable<Flow>, format: FlowFormat): Generator<string, void, void> {
+/**
+ * Every chunk but the last has at least CHUNK_CHARS, or is empty: a place for a rest. Lines are never cut.
+ *
+ * @param flows null: a place for a rest
+ */
+export function* formatFlows(flows: Iterable<Flow | null>, format: FlowFormat): Generator<string, void, void> {
   let chunk = format === 'table' ? TABLE_HEAD : '';
   if (format === 'json') {
     let separator = '[\n';
     for (const flow of flows) {
+      if (flow === null) {
+        yield '';
+        continue;
+      }
       chunk += separator + JSON.stringify(flowJson(flow));
       separator = ',\n';
       if (chunk.length >= CHUNK_CHARS) {
@@ -36,6 +44,10 @@ export function* formatFlows(flows: Iterable<Flow>, format: FlowFormat): Generat
   }
   const line = format === 'table' ? tableLine : format === 'cilium' ? ciliumLines : conntrackLine;
   for (const flow of flows) {
+    if (flow === null) {
+      yield '';
+      continue;
+    }
     chunk += line(flow);
     if (chunk.length >= CHUNK_CHARS) {
       yield chunk;

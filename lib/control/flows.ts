@@ -125,19 +125,35 @@ export interface FlowFilter {
   readonly state?: string;
 }
 
+/** Records looked at between two rests, whether or not they are listed: some 2 ms. */
+const SLICE_RECORDS = 8192;
+
 /** The flows that live, in the order of their records, source after source. */
-export function* listFlows(
+export function* listFlows(...walk: Parameters<typeof walkFlows>): Generator<Flow, void, void> {
+  for (const flow of walkFlows(...walk)) if (flow !== null) yield flow;
+}
+
+/**
+ * The same with places for a rest, also where nothing is found for a long time: null.
+ *
+ * @param limit flows at most
+ */
+export function* walkFlows(
   sources: readonly RecordSource[],
   names: FlowNames,
   nowMs: number,
   filter: FlowFilter = {},
-): Generator<Flow, void, void> {
+  limit = Number.POSITIVE_INFINITY,
+): Generator<Flow | null, void, void> {
   const accepts = compileFilter(filter, names);
+  let left = limit;
   for (const source of sources) {
     for (let record = 0; record < (source.highWater ?? source.capacity); record++) {
+      if (record % SLICE_RECORDS === SLICE_RECORDS - 1) yield null;
       const at = source.read(record);
       if (at < 0) continue;
       if (source.doubles[at * RECORD_DOUBLES + EXPIRES]! <= nowMs || !accepts(source, at)) continue;
+      if (left-- <= 0) return;
       yield readFlow(source, at, record, names, nowMs);
     }
   }

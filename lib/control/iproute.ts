@@ -104,25 +104,40 @@ export interface KernelState {
 export async function readKernel(addresses: Iterable<string> = []): Promise<KernelState> {
   const questions = ['address show', 'rule show', `route show table all proto ${WEIR_PROTOCOL}`];
   for (const address of addresses) questions.push(`route get ${address}`);
-  // An address without a route is an error to ip: go on.
-  const { stdout, stderr } = await runIp(['-j', '-N', '-force', '-batch', '-'], questions);
   const links = new Map<string, Link>();
   const routes: Route[] = [];
   const rules: Rule[] = [];
   const hops = new Map<string, Hop>();
-  // One array per answer and line. Which question it answers shows in its rows: not every version prints an empty one.
-  for (const line of stdout.split('\n')) {
-    if (!line.startsWith('[')) continue;
-    for (const row of JSON.parse(line) as Row[]) {
-      if (row.ifname !== undefined) links.set(String(row.ifname), toLink(row));
-      else if (row.priority !== undefined) {
-        if (Number(row.protocol) === WEIR_PROTOCOL) rules.push(toRule(row));
-      } else if (row.cache !== undefined) hops.set(String(row.dst), toHop(row));
-      else if (row.dst !== undefined) routes.push(toRoute(row));
-    }
+  // Which question a row answers shows in the row.
+  const { rows, stderr } = await readRows(questions);
+  for (const row of rows) {
+    if (row.ifname !== undefined) links.set(String(row.ifname), toLink(row));
+    else if (row.priority !== undefined) {
+      if (Number(row.protocol) === WEIR_PROTOCOL) rules.push(toRule(row));
+    } else if (row.cache !== undefined) hops.set(String(row.dst), toHop(row));
+    else if (row.dst !== undefined) routes.push(toRoute(row));
   }
   if (links.size === 0) throw failure(stderr, questions);
   return { links, routes, rules, hops };
+}
+
+/** An object of ip's JSON, with numbers for every name. */
+export type Row = Readonly<Record<string, unknown>>;
+
+/**
+ * Asks several things (`rule show`) with one process. What cannot be answered, as the way to an address without a route, has no rows
+ * and a line in `stderr`. Not every version of ip prints an array for an empty answer: rows must tell by themselves what they are.
+ *
+ * @param details what kind of device a link is, and more that is rarely asked
+ * @throws WeirError MISSING_TOOL
+ */
+export async function readRows(
+  questions: readonly string[],
+  details = false,
+): Promise<{ rows: Row[]; stderr: string }> {
+  const { stdout, stderr } = await runIp([...(details ? ['-d'] : []), '-j', '-N', '-force', '-batch', '-'], questions);
+  const arrays = stdout.split('\n').filter((line) => line.startsWith('['));
+  return { rows: arrays.flatMap((line) => JSON.parse(line) as Row[]), stderr };
 }
 
 /**
@@ -175,8 +190,6 @@ export async function askRoutes(packets: readonly Ends[], iif: string | null): P
   const answers = stdout.split('\n');
   return questions.map((_, i) => refusals.get(i) ?? (answers.shift() ?? '').replace(/\s*\\.*$/, '').trim());
 }
-
-type Row = Record<string, unknown>;
 
 function text(value: unknown): string | null {
   return value === undefined ? null : String(value);
@@ -238,9 +251,21 @@ interface Output {
   readonly status: number | null;
 }
 
-function runIp(args: readonly string[], input: readonly string[]): Promise<Output> {
+/** What is for weir's whole process group: Ctrl-C, the end of a terminal, a supervisor. */
+const GROUP_SIGNALS: ReadonlySet<string | null> = new Set(['SIGINT', 'SIGTERM', 'SIGHUP']);
+
+async function runIp(args: readonly string[], input: readonly string[]): Promise<Output> {
+  for (;;) {
+    const { signal, ...output } = await tryIp(args, input);
+    // It had not begun yet: see below.
+    if (!GROUP_SIGNALS.has(signal)) return output;
+  }
+}
+
+function tryIp(args: readonly string[], input: readonly string[]): Promise<Output & { signal: string | null }> {
   return new Promise((resolve, reject) => {
-    const child = spawn('ip', args, { stdio: 'pipe' });
+    // weir needs it for its end: such signals reach it no more once it is in a session of its own, which it enters before it is ip.
+    const child = spawn('ip', args, { stdio: 'pipe', detached: true });
     let stdout = '';
     let stderr = '';
     child.stdout.setEncoding('utf8').on('data', (part: string) => (stdout += part));
@@ -249,9 +274,9 @@ function runIp(args: readonly string[], input: readonly string[]): Promise<Outpu
       if (error.code !== 'ENOENT') reject(new WeirError('NETWORK_SETUP', `cannot run ip: ${error.message}`, '', error));
       else reject(missingTool('ip is not installed'));
     });
-    child.on('close', (status) => {
+    child.on('close', (status, signal) => {
       if (stderr.includes('BusyBox')) reject(missingTool('the ip command found is BusyBox’s, which cannot do this'));
-      else resolve({ stdout, stderr, status });
+      else resolve({ stdout, stderr, status, signal });
     });
     // An ip that ends early says why on stderr; that it did not read its input is no second failure.
     child.stdin.on('error', () => {});

@@ -2,20 +2,16 @@ import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { readHistogram } from '../base/histogram.js';
 import { REASON_KINDS, REASON_NAMES } from '../base/reasons.js';
-import type { BackendConfig } from '../config/config.js';
 import { readCollectionFigures } from '../conntrack/gc.js';
 import type { TableMemory } from '../conntrack/memory.js';
 import { COMMIT, STATE_NAMES } from '../conntrack/record.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
 import { emptyRecollection, type RecollectionQuery } from '../datapath/recollection.js';
-import * as S from '../datapath/snapshot.js';
 import * as STATS from '../datapath/stats.js';
 import type { Tun } from '../io/tun.js';
-import { formatIpv4 } from '../wire/address.js';
-import { PROTO_TCP } from '../wire/ipv4.js';
 import { Captures } from './capture.js';
-import { type Census, censusInSteps, takeCensus } from './census.js';
+import { type Census, censusInSteps } from './census.js';
 import type { Desired } from './desired.js';
 import type { EventFeed } from './event-feed.js';
 import { explain } from './explain/explain.js';
@@ -26,26 +22,28 @@ import { noSuchService } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { FlowImport } from './flow-import.js';
-import { type FlowFilter, filterMistake, listFlows, matchRecords, protocolName } from './flows.js';
-import type { BackendHealth, HealthChecker } from './health/checker.js';
-import type { BackendIdentity, ServiceIdentity } from './identity.js';
+import { type FlowFilter, filterMistake, matchRecords, protocolName, walkFlows } from './flows.js';
+import type { HealthChecker } from './health/checker.js';
 import type { Ends } from './iproute.js';
+import type { LiveFeed } from './live/live-feed.js';
+import type { LiveWatch } from './live/live-view.js';
+import { openLiveFeed } from './live/observed.js';
 import type { EventLog } from './log.js';
 import type { NetworkSetup } from './network.js';
 import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { inSteps } from './pace.js';
 import { planReload } from './plan/plan.js';
 import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
+import { listServices, viewService } from './service-views.js';
 import { countParts, plural } from './summary.js';
 import type {
-  BackendView,
   Capture,
   CaptureOptions,
   ConfigView,
   ConntrackView,
   DrainView,
   FlushView,
-  HealthView,
   ImportView,
   LoopView,
   NodeView,
@@ -92,31 +90,35 @@ export class Observer implements RunningWeir {
   readonly #startedAt = new Date();
   readonly #startedMs: number;
   readonly #captures: Captures;
+  readonly #live: LiveFeed;
 
   constructor(parts: ObserverParts) {
     this.#parts = parts;
     this.#startedMs = parts.clock.nowMs();
     this.#captures = new Captures(parts);
+    this.#live = openLiveFeed({
+      ...parts,
+      packetsRead: () => this.packetsRead(),
+      status: ({ live }) => this.#status(live),
+      conntrack: (census) => this.#conntrack(census),
+    });
   }
 
-  status(): StatusView {
-    const { readers, clock } = this.#parts;
-    const nowMs = clock.nowMs();
-    return this.#status([readers.tcp.countLive(nowMs), readers.any.countLive(nowMs)]);
+  async status(): Promise<StatusView> {
+    return this.#status((await this.#census()).live);
   }
 
-  services(): ServiceView[] {
-    return this.#services(this.#census());
+  async services(): Promise<ServiceView[]> {
+    return this.#services(await this.#census());
   }
 
-  conntrack(): ConntrackView {
-    return this.#conntrack(this.#census());
+  async conntrack(): Promise<ConntrackView> {
+    return this.#conntrack(await this.#census());
   }
 
   *overview(): Generator<void, Overview> {
-    const { readers, desired, clock } = this.#parts;
-    const census = yield* censusInSteps([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
-    const { addresses, firstPort, lastPort } = desired.config.snat;
+    const census = yield* this.#count();
+    const { addresses, firstPort, lastPort } = this.#parts.desired.config.snat;
     return {
       status: this.#status(census.live),
       services: this.#services(census),
@@ -130,15 +132,20 @@ export class Observer implements RunningWeir {
     return this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
   }
 
-  listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string> {
+  listFlows(filter: FlowFilter, format: FlowFormat, limit?: number): Iterable<string> {
     const { readers, desired, clock } = this.#parts;
     this.#requireFilter(filter);
-    return formatFlows(listFlows([readers.tcp, readers.any], desired.identities, clock.nowMs(), filter), format);
+    const flows = walkFlows([readers.tcp, readers.any], desired.identities, clock.nowMs(), filter, limit);
+    return formatFlows(flows, format);
   }
 
   watch(filter: FlowFilter): Watch {
     this.#requireFilter(filter);
     return this.#parts.events.watch(filter);
+  }
+
+  live(): LiveWatch {
+    return this.#live.watch();
   }
 
   capture(options: CaptureOptions): Capture {
@@ -186,7 +193,7 @@ export class Observer implements RunningWeir {
 
   async setDrained(service: string, backend: string, isDrained: boolean): Promise<DrainView> {
     const { name, weight, changed } = await this.#parts.reloader.setDrained(service, backend, isDrained);
-    const members = this.services().find((each) => each.name === service && !each.removed)?.backends ?? [];
+    const members = (await this.services()).find((each) => each.name === service && !each.removed)?.backends ?? [];
     const member = members.find((each) => each.name === name && !each.removed);
     const { takesNew = false, flows = 0 } = member ?? {};
     const takers = members.filter((each) => each.takesNew).length;
@@ -253,9 +260,13 @@ export class Observer implements RunningWeir {
     if (!names.has(service)) throw noSuchService(service, [...names]);
   }
 
-  #census(): Census {
+  #census(): Promise<Census> {
+    return inSteps(this.#count(), () => this.packetsRead());
+  }
+
+  #count(): Generator<void, Census> {
     const { readers, desired, clock } = this.#parts;
-    return takeCensus([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
+    return censusInSteps([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
   }
 
   #status([tcp, any]: readonly number[]): StatusView {
@@ -341,83 +352,7 @@ export class Observer implements RunningWeir {
   }
 
   #services(census: Census): ServiceView[] {
-    const { desired } = this.#parts;
-    const removed = desired.removedBackends();
-    const views = desired.configured().map(({ service, id, backends }): ServiceView => {
-      const configured = backends.map(({ backend, id }) =>
-        this.#backend(desired.identities.backendById(id)!, backend, census),
-      );
-      const members = [...configured, ...this.#removedOf(id, removed, census)];
-      return {
-        name: service.name,
-        address: service.address.text,
-        port: service.port,
-        protocol: service.protocol,
-        algorithm: service.algorithm,
-        mode: service.mode,
-        removed: false,
-        open: openOf(members),
-        maxConnections: service.maxConnections,
-        newConnectionsPerSecond: service.newConnectionsPerSecond,
-        backends: members,
-      };
-    });
-    return [...views, ...desired.removedServices().map((identity) => this.#removedService(identity, removed, census))];
-  }
-
-  #removedService(identity: ServiceIdentity, removed: readonly BackendIdentity[], census: Census): ServiceView {
-    const { services } = this.#parts.desired.snapshot;
-    const row = identity.id * S.SERVICE_WORDS;
-    const members = this.#removedOf(identity.id, removed, census);
-    return {
-      name: identity.name,
-      address: formatIpv4(identity.vip),
-      port: identity.port,
-      protocol: identity.protocol === PROTO_TCP ? 'tcp' : 'udp',
-      algorithm: services[row + S.SERVICE_FLAGS]! & S.SERVICE_MAGLEV ? 'maglev' : 'random',
-      mode: ['dnat', 'snat', 'dsr'][services[row + S.SERVICE_MODE]!]!,
-      removed: true,
-      open: openOf(members),
-      maxConnections: null,
-      newConnectionsPerSecond: null,
-      backends: members,
-    };
-  }
-
-  #removedOf(service: number, removed: readonly BackendIdentity[], census: Census): BackendView[] {
-    return removed.filter((each) => each.service === service).map((each) => this.#backend(each, null, census));
-  }
-
-  /** @param written null: it has left the file */
-  #backend(identity: BackendIdentity, written: BackendConfig | null, census: Census): BackendView {
-    const { desired, checker } = this.#parts;
-    const { id, name, address, port } = identity;
-    const removed = written === null;
-    const weight = written?.weight ?? 0;
-    const { counters, backends } = desired.snapshot;
-    const row = id * S.COUNTER_ROWS;
-    const health = checker.healthOf(identity);
-    const drainedBy = removed ? 'removal' : weight === 0 ? 'weight' : desired.isDrained(identity) ? 'command' : null;
-    return {
-      name,
-      address: formatIpv4(address),
-      port,
-      weight,
-      state: drainedBy !== null ? 'draining' : health?.isUp === false ? 'down' : 'active',
-      drainedBy,
-      takesNew: (backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW) !== 0,
-      removed,
-      health: health === undefined ? null : healthView(health),
-      signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
-      connections: counters[row + S.COUNTER_CONNECTIONS]!,
-      closed: counters[row + S.COUNTER_CLOSED]!,
-      flows: census.backends[id] ?? 0,
-      open: census.open[id] ?? 0,
-      maxConnections: written?.maxConnections ?? null,
-      snatPorts: census.snatPorts[id] ?? 0,
-      packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
-      bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
-    };
+    return Array.from(listServices(this.#parts.desired), (listed) => viewService(listed, this.#parts, census));
   }
 
   #conntrack({ live, states }: Census): ConntrackView {
@@ -437,14 +372,6 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
-}
-
-function openOf(backends: readonly BackendView[]): number {
-  return backends.reduce((sum, { open }) => sum + open, 0);
-}
-
-function healthView({ isUp, forMs, reason, last }: BackendHealth): HealthView {
-  return { state: isUp ? 'up' : 'down', seconds: forMs / 1000, reason, last };
 }
 
 function tableView(reader: TableReader, entries: number, states: Float64Array): TableView {

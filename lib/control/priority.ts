@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs';
 import { getPriority, setPriority } from 'node:os';
 
 /**
@@ -13,4 +14,15 @@ const CONTROL_NICENESS = 5;
  */
 export function stepBack(): void {
   setPriority(Math.max(getPriority(), CONTROL_NICENESS));
+}
+
+/**
+ * The same for the threads that run beside the calling one, before the data path is one of them: they collect control's garbage,
+ * four at a time.
+ */
+export function stepHelpersBack(): void {
+  for (const name of readdirSync('/proc/self/task')) {
+    const thread = Number(name);
+    if (thread !== process.pid) setPriority(thread, Math.max(getPriority(thread), CONTROL_NICENESS));
+  }
 }

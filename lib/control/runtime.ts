@@ -23,7 +23,7 @@ import { LearnedEndpoints } from './learned.js';
 import type { EventLog } from './log.js';
 import { leftEndpoints, NetworkSetup } from './network.js';
 import { Observer } from './observer.js';
-import { stepBack } from './priority.js';
+import { stepBack, stepHelpersBack } from './priority.js';
 import { logNetwork, Reloader } from './reloader.js';
 import { ServiceManager } from './service-manager.js';
 import { openStateFile, type StateFile } from './state-file.js';
@@ -67,12 +67,9 @@ export async function runWeir(options: RuntimeOptions): Promise<number> {
   const runtime = new Runtime(options);
   const stop = (signal: NodeJS.Signals): void => runtime.end(0, signal);
   const reload = (): void => void runtime.reload().catch(() => {});
+  // For good: of the last moments too the exit code is weir's own, whoever presses Ctrl-C again.
   process.on('SIGTERM', stop).on('SIGINT', stop).on('SIGHUP', reload);
-  try {
-    return await runtime.run();
-  } finally {
-    process.off('SIGTERM', stop).off('SIGINT', stop).off('SIGHUP', reload);
-  }
+  return await runtime.run();
 }
 
 class Runtime {
@@ -156,6 +153,7 @@ class Runtime {
     });
     const earlier = { survivors, learned: left.slice(0, LEARNED_ENDPOINTS) };
     const desired = new Desired(config, clock.nowMs(), earlier, (backend) => checker.isUp(backend));
+    stepHelpersBack();
     const path = await startDataPath({
       role: config.role,
       fd: tun.fd,
@@ -215,8 +213,8 @@ class Runtime {
       log,
     };
     const observer = new Observer(parts);
-    const { listen } = config.admin;
-    const admin = await this.#options.openAdmin(observer, { socket, listen });
+    const { listen, dashboard } = config.admin;
+    const admin = await this.#options.openAdmin(observer, { socket, listen, dashboard });
     this.#undo.push({ step: 'admin', run: () => admin.close() });
     if (this.#isEnding) return;
 

@@ -4,6 +4,7 @@ import type { ExplainView } from './explain/explain-view.js';
 import type { ExplainQuery } from './explain/request.js';
 import type { FlowFormat } from './flow-formats.js';
 import type { FlowFilter, FlowJson } from './flows.js';
+import type { LiveWatch } from './live/live-view.js';
 import type { PlanView } from './plan/plan-view.js';
 
 /**
@@ -334,17 +335,25 @@ export interface ErrorView {
 
 /** A running weir, as the admin API sees it. */
 export interface RunningWeir {
-  status(): StatusView;
-  services(): ServiceView[];
-  conntrack(): ConntrackView;
+  /** These three count connections, with rests while packets flow. */
+  status(): Promise<StatusView>;
+  services(): Promise<ServiceView[]>;
+  conntrack(): Promise<ConntrackView>;
   /** In steps with room for other things between them, when there are many connections. */
   overview(): Generator<void, Overview>;
   /** Packets that the data path has read so far. */
   packetsRead(): number;
-  /** The list in chunks of text, read from the live table while they are taken. @throws WeirError USAGE on a bad filter */
-  listFlows(filter: FlowFilter, format: FlowFormat): Iterable<string>;
+  /**
+   * The list in chunks of text, read from the live table while they are taken; an empty one: a rest would be welcome.
+   *
+   * @param limit connections at most
+   * @throws WeirError USAGE on a bad filter
+   */
+  listFlows(filter: FlowFilter, format: FlowFormat, limit?: number): Iterable<string>;
   /** Events from now on. @throws WeirError USAGE on a bad filter */
   watch(filter: FlowFilter): Watch;
+  /** What goes on, once a second. Its `next` throws WeirError NOT_SUPPORTED when too many watch already. */
+  live(): LiveWatch;
   /** The last lines of the log: at most `count`. */
   logged(count: number): readonly string[];
   /** The same, and those to come. */
@@ -386,6 +395,8 @@ export interface AdminPlaces {
   readonly socket: string;
   /** What only reads; null: nowhere. */
   readonly listen: { readonly host: string; readonly port: number } | null;
+  /** Whether that has the dashboard, and what it shows. */
+  readonly dashboard: boolean;
 }
 
 /** The admin API while it is served. */

@@ -51,6 +51,7 @@ export const CLOCK_BOOTTIME = 7;
 export const POLLIN = 1;
 export const AF_UNIX = 1;
 export const AF_INET = 2;
+export const AF_PACKET = 17;
 export const SOCK_DGRAM = 2;
 export const SOCK_RAW = 3;
 export const SOCK_CLOEXEC = 0x80000;

@@ -27,9 +27,9 @@ t.test('what each address answers', async (t) => {
   const app = createApp(weir, 'all');
   const json = async (path: string, method = 'GET'): Promise<unknown> => (await app.request(path, { method })).json();
   t.strictSame(await json('/healthz'), { status: 'ok' });
-  t.strictSame(await json('/v1/status'), weir.status());
-  t.strictSame(await json('/v1/services'), weir.services());
-  t.strictSame(await json('/v1/ct/stats'), weir.conntrack());
+  t.strictSame(await json('/v1/status'), weir.statusView());
+  t.strictSame(await json('/v1/services'), weir.serviceViews());
+  t.strictSame(await json('/v1/ct/stats'), weir.conntrackView());
   t.match(await json('/v1/reload', 'POST'), { path: '/etc/weir.yaml', services: 1 });
   t.strictSame(await json('/v1/ct/flush?backend=web/b1', 'POST'), { flushed: 5 });
   t.match(await json('/v1/drain?service=web&backend=b1', 'POST'), { service: 'web', backend: 'b1', drained: true });
@@ -248,7 +248,7 @@ t.test('sockets', async (t) => {
   t.test('made for the owner alone, with its folder, and removed', async (t) => {
     const socket = join(folder, 'run/weir.sock');
     const mask = process.umask();
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     t.equal(statSync(socket).mode & 0o777, 0o600);
     t.equal(process.umask(), mask);
     t.match(await get(socket, '/healthz'), '{"status":"ok"}');
@@ -258,8 +258,8 @@ t.test('sockets', async (t) => {
 
   t.test('a second one is refused, and harms nothing', async (t) => {
     const socket = join(folder, 'second.sock');
-    const admin = await serveAdmin(weir, { socket, listen: null });
-    await t.rejects(serveAdmin(weir, { socket, listen: null }), { code: 'ALREADY_RUNNING' });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
+    await t.rejects(serveAdmin(weir, { socket, listen: null, dashboard: false }), { code: 'ALREADY_RUNNING' });
     t.match(await get(socket, '/healthz'), 'ok');
     await admin.close();
   });
@@ -268,20 +268,23 @@ t.test('sockets', async (t) => {
     const socket = join(folder, 'stale.sock');
     await leaveSocket(socket);
     t.ok(existsSync(socket));
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     t.match(await get(socket, '/healthz'), 'ok');
     await admin.close();
     writeFileSync(socket, 'precious');
-    await t.rejects(serveAdmin(weir, { socket, listen: null }), { code: 'ALREADY_RUNNING' });
+    await t.rejects(serveAdmin(weir, { socket, listen: null, dashboard: false }), { code: 'ALREADY_RUNNING' });
     t.ok(existsSync(socket));
   });
 
   t.test('places that cannot be', async (t) => {
     const long = join(folder, 'x'.repeat(120));
-    await t.rejects(serveAdmin(weir, { socket: long, listen: null }), { code: 'ADDRESS_IN_USE', message: /longer/ });
+    await t.rejects(serveAdmin(weir, { socket: long, listen: null, dashboard: false }), {
+      code: 'ADDRESS_IN_USE',
+      message: /longer/,
+    });
     writeFileSync(join(folder, 'file'), '');
     const under = join(folder, 'file/weir.sock');
-    await t.rejects(serveAdmin(weir, { socket: under, listen: null }), { code: 'ADDRESS_IN_USE' });
+    await t.rejects(serveAdmin(weir, { socket: under, listen: null, dashboard: false }), { code: 'ADDRESS_IN_USE' });
   });
 
   t.test('a taken port is named, and the socket goes again', async (t) => {
@@ -290,13 +293,13 @@ t.test('sockets', async (t) => {
     const { port } = taken.address() as { port: number };
     const socket = join(folder, 'port.sock');
     const listen = { host: '127.0.0.1', port };
-    await t.rejects(serveAdmin(weir, { socket, listen }), {
+    await t.rejects(serveAdmin(weir, { socket, listen, dashboard: false }), {
       code: 'ADDRESS_IN_USE',
       message: `127.0.0.1:${port} is taken`,
     });
     t.notOk(existsSync(socket));
     await new Promise((resolve) => taken.close(resolve));
-    const admin = await serveAdmin(weir, { socket, listen });
+    const admin = await serveAdmin(weir, { socket, listen, dashboard: false });
     t.equal((await fetch(`http://127.0.0.1:${port}/healthz`)).status, 200);
     t.equal((await fetch(`http://127.0.0.1:${port}/v1/reload`, { method: 'POST' })).status, 404);
     await admin.close();
@@ -306,7 +309,7 @@ t.test('sockets', async (t) => {
     const socket = join(folder, 'limits.sock');
     const port = await freePort();
     const limits = { connections: 20, requestMs: 50, keepAliveMs: 50, silenceMs: 200, lookMs: 10 };
-    const admin = await serveAdmin(weir, { socket, listen: { host: '127.0.0.1', port } }, limits);
+    const admin = await serveAdmin(weir, { socket, listen: { host: '127.0.0.1', port }, dashboard: false }, limits);
     const began = [
       ['nothing at all', ''],
       ['half a head', 'GET /healthz HTTP/1.1\r\nhost: x\r\n'],
@@ -349,7 +352,7 @@ t.test('sockets', async (t) => {
 
   t.test('probes of HTTP/1.0, which name no host, are answered', async (t) => {
     const socket = join(folder, 'old.sock');
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     const client = connect(socket);
     let answer = '';
     client.on('data', (data) => (answer += data)).write('GET /healthz HTTP/1.0\r\n\r\n');
@@ -363,7 +366,7 @@ t.test('sockets', async (t) => {
     weir.chunks = function* () {
       for (;;) yield 'x'.repeat(32_768);
     };
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     const idle = Array.from({ length: 50 }, () => connect(socket));
     const cut = Promise.all(
       idle.map((each) => new Promise((resolve) => each.on('close', resolve).on('error', () => {}))),
@@ -390,7 +393,7 @@ t.test('sockets', async (t) => {
         isReturned = true;
       }
     };
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     const reader = connect(socket);
     await new Promise<void>((resolve) => reader.on('connect', resolve));
     reader.pause();
@@ -411,7 +414,7 @@ t.test('sockets', async (t) => {
   t.test('a watch: each event at once, until its reader goes', async (t) => {
     const socket = join(folder, 'watch.sock');
     weir.events = ['{"event":"created"}\n', '{"event":"lost","count":2}\n{"event":"closed"}\n'];
-    const admin = await serveAdmin(weir, { socket, listen: null });
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
     const reader = request({ socketPath: socket, path: '/v1/ct/watch?format=json&service=web', agent: false });
     const response = await new Promise<IncomingMessage>((resolve) => reader.on('response', resolve).end());
     t.equal(response.headers['content-type'], 'application/x-ndjson');
@@ -459,7 +462,7 @@ t.test('an import', async (t) => {
   const folder = mkdtempSync(join(tmpdir(), 'weir-admin-'));
   const socket = join(folder, 'weir.sock');
   const weir = new FakeWeir();
-  const admin = await serveAdmin(weir, { socket, listen: null });
+  const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
   t.teardown(async () => {
     await admin.close();
     rmSync(folder, { recursive: true });

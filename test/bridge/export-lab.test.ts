@@ -213,7 +213,7 @@ async function checkHairpin(t: Test, lab: Lab): Promise<void> {
   );
 }
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 t.test('the chi-square of tables', async (t) => {
   for (const [x, df] of [

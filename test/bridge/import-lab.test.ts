@@ -104,7 +104,7 @@ async function until(what: string, test: () => boolean): Promise<void> {
   }
 }
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 t.test('200 services out of manifests', needsRoot(t, 'ip', 'python3'), async (t) => {
   const lab = await Lab.create({ prefix: `weir-t${process.pid}`, backends: 1 });

@@ -223,7 +223,7 @@ t.test('net prints a script', async (t) => {
 t.test('commands that talk to a running weir', async (t) => {
   const running = new FakeWeir();
   const socket = join(folder, 'weir.sock');
-  const admin = await serveAdmin(running, { socket, listen: null });
+  const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   t.teardown(() => admin.close());
   const ask = (...args: string[]): Promise<Outcome> => weir(...args, '--socket', socket);
 
@@ -233,7 +233,7 @@ t.test('commands that talk to a running weir', async (t) => {
   t.match(status.stdout, /device +weir0, mtu 1500, io_uring/);
   t.match(status.stdout, /connections +tcp 7 of 100, other 2 of 50/);
   t.match(status.stdout, /web +10\.96\.0\.10:80\/tcp +maglev dnat +b1 +10\.2\.0\.11:8080 +1 +active +3 +4 +1000 +1200/);
-  t.strictSame(JSON.parse((await ask('status', '-o', 'json')).stdout), running.status());
+  t.strictSame(JSON.parse((await ask('status', '-o', 'json')).stdout), running.statusView());
   t.notMatch(status.stdout, 'tunnels');
   const endpoint = { address: '10.2.0.11', port: 8080, protocol: 'tcp', learned: false };
   const learned = { ...endpoint, port: 53, protocol: 'udp', learned: true };
@@ -242,7 +242,7 @@ t.test('commands that talk to a running weir', async (t) => {
     (await ask('status')).stdout,
     /node +tunnels end at 10\.2\.0\.11:6081\n +answers for 10\.2\.0\.11:8080\/tcp\n +answers for 10\.2\.0\.11:53\/udp, learned\n/,
   );
-  t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.services());
+  t.strictSame(JSON.parse((await ask('services', '-o', 'json')).stdout), running.serviceViews());
   t.notMatch((await ask('services')).stdout, 'LIMIT');
   running.backends = [{ ...backend('b1'), maxConnections: 50 }, backend('b2')];
   running.limits = { maxConnections: 100, newConnectionsPerSecond: 20 };
@@ -251,7 +251,7 @@ t.test('commands that talk to a running weir', async (t) => {
   running.limits = { maxConnections: null, newConnectionsPerSecond: 3 };
   t.match((await ask('services')).stdout, /web .*\(none\).*\n\nSERVICE .*\nweb +\(all\) +5 +3\/s\n$/);
 
-  t.strictSame(JSON.parse((await ask('ct', 'stats', '-o', 'json')).stdout), running.conntrack());
+  t.strictSame(JSON.parse((await ask('ct', 'stats', '-o', 'json')).stdout), running.conntrackView());
   t.match((await ask('ct', 'stats')).stdout, /tcp +7 +100 +20 +1 +6 +6 +ESTABLISHED 7\n/);
 
   running.asked.length = 0;
@@ -291,7 +291,7 @@ t.test('commands that talk to a running weir', async (t) => {
 t.test('ct watch', async (t) => {
   const running = new FakeWeir();
   const socket = join(folder, 'watch.sock');
-  let admin = await serveAdmin(running, { socket, listen: null });
+  let admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   const watch = (...args: string[]): Promise<Outcome> => weir('ct', 'watch', ...args, '--socket', socket);
   const flow = {
     proto: 'tcp',
@@ -375,7 +375,7 @@ t.test('ct watch', async (t) => {
     await new Promise<void>((resolve) => brief.listen(socket, resolve));
     t.match(await watch(), { code: 1, stdout: /^TIME/, stderr: /^weir: weir has ended\. See its log\.\n$/ });
     await new Promise((resolve) => brief.close(resolve));
-    admin = await serveAdmin(running, { socket, listen: null });
+    admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   });
   t.teardown(() => admin.close());
 });
@@ -383,7 +383,7 @@ t.test('ct watch', async (t) => {
 t.test('ct export and ct import', async (t) => {
   const running = new FakeWeir();
   const socket = join(folder, 'transfer.sock');
-  const admin = await serveAdmin(running, { socket, listen: null });
+  const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   t.teardown(() => admin.close());
   const ask = (...args: string[]): Promise<Outcome> => weir('ct', ...args, '--socket', socket);
 
@@ -465,7 +465,7 @@ t.test('ct export and ct import', async (t) => {
 t.test('a long import says how far it is, on a terminal', async (t) => {
   const running = new FakeWeir();
   const socket = join(folder, 'long.sock');
-  const admin = await serveAdmin(running, { socket, listen: null });
+  const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   t.teardown(() => admin.close());
   const flows = write('long.jsonl', 'line\n'.repeat(200_000));
   const { isTTY } = process.stderr;
@@ -489,7 +489,7 @@ t.test('a long import says how far it is, on a terminal', async (t) => {
 t.test('backends that are down, drained or refuse', async (t) => {
   const running = new FakeWeir();
   const socket = join(folder, 'health.sock');
-  const admin = await serveAdmin(running, { socket, listen: null });
+  const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
   t.teardown(() => admin.close());
   const ask = (...args: string[]): Promise<Outcome> => weir(...args, '--socket', socket);
 
@@ -579,7 +579,7 @@ t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) =
       for (;;) yield 'line\n'.repeat(5000);
     };
     const socket = join(folder, 'pipe.sock');
-    const admin = await serveAdmin(running, { socket, listen: null });
+    const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
     t.teardown(() => admin.close());
     running.events = Array.from({ length: 10_000 }, () => '{"event":"lost","count":1}\n');
     for (const [command, line] of [
@@ -598,7 +598,7 @@ t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) =
       for (let i = 0; i < 100; i++) yield 'line\n'.repeat(5000);
     };
     const socket = join(folder, 'both.sock');
-    const admin = await serveAdmin(running, { socket, listen: null });
+    const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
     t.teardown(() => admin.close());
     const pipe = (script: string): Promise<Outcome> => exec('bash', ['-c', script, process.execPath, program, socket]);
     const both = await pipe('"$0" "$1" ct export --socket "$2" | "$0" "$1" ct import - --socket "$2"');

@@ -42,6 +42,7 @@ t.test('bash offers what commander has', needsTools(t, 'bash'), async (t) => {
   t.strictSame(complete('ct', 'list', '--output', 'c'), ['cilium', 'conntrack']);
   t.strictSame(complete('status', '--output', ''), ['json', 'table']);
   t.strictSame(complete('run', '-c', ''), [], 'a file: for the shell to complete');
+  t.strictSame(complete('doctor', '-'), ['--config', '--help', '--output', '-c', '-h', '-o']);
   t.strictSame(complete('lab', 'd'), ['demo', 'down']);
   t.strictSame(complete('capture', '--sn'), ['--snaplen']);
   t.strictSame(complete('completion', ''), ['--help', '-h', 'bash', 'fish', 'zsh']);

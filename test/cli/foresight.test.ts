@@ -43,7 +43,7 @@ function weir(...args: string[]): Promise<Outcome> {
 
 const running = new FakeWeir();
 const socket = join(folder, 'weir.sock');
-const admin = await serveAdmin(running, { socket, listen: null });
+const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
 t.teardown(() => admin.close());
 
 t.test('plan asks a running weir', async (t) => {

@@ -370,8 +370,11 @@ t.test('a reader sees what is live, as one connection each', async (t) => {
   t.equal(reader.read(0), -1);
   for (let n = 0; n < 50; n++) account(table, live(table, n, 0, n < 10 ? 1000 : HOUR), false, 1e10 + n, 0);
   table.remove(20, CAUSE_FLUSHED, 0);
-  t.equal(reader.countLive(500), 49);
-  t.equal(reader.countLive(1000), 39, 'without the expired');
+  let live500 = 0;
+  reader.forEachLive(500, () => {
+    live500++;
+  });
+  t.equal(live500, 49);
   const seen: number[] = [];
   reader.forEachLive(1000, (record) => {
     seen.push(record);

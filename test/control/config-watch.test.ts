@@ -20,7 +20,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import t from 'tap';
 import { ConfigWatch, MAX_DELAY_MS, POLL_MS, QUIET_MS } from '../../lib/control/config-watch.js';
 
-t.setTimeout(120_000);
+t.setTimeout(900_000);
 
 const root = mkdtempSync(join(tmpdir(), 'weir-watch-'));
 t.teardown(() => rmSync(root, { recursive: true }));

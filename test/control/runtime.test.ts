@@ -66,6 +66,22 @@ t.test('weir as a process', needsWeir(t), async (t) => {
     }
   });
 
+  t.test('Ctrl-C, over and over, and to every process', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    const pressing = setInterval(() => run.killGroup('SIGINT'), 15);
+    // When all is done Node.js takes its handlers away, and the next one may end what is left of the process.
+    await run.ended;
+    clearInterval(pressing);
+    t.strictSame(
+      run.log.slice(-2).map(({ event }) => event),
+      ['stopping', 'stopped'],
+      'every step of the stop went well',
+    );
+    t.strictSame(traces(), []);
+  });
+
   t.test('a start that fails undoes itself', async (t) => {
     write([B1, B2]);
     const holder = spawn('ip', ['netns', 'exec', namespace, process.execPath, '-e', HOLD_PORT], { stdio: 'pipe' });

@@ -51,7 +51,7 @@ interface Arrived {
 if (role === 'gateway') runGateway();
 else if (role === 'node') runNode();
 else {
-  t.setTimeout(120_000);
+  t.setTimeout(900_000);
   const options = { ...needsRoot(t, 'unshare', 'nsenter', 'ip'), timeout: 110_000 };
   t.test('through a kernel', options, async (t) => {
     const env = { ...process.env, WEIR_TEST_ROLE: 'gateway', TAP_TIMEOUT: '100' };

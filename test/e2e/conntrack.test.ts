@@ -15,7 +15,7 @@ const MODES = ['dnat', 'snat'] as const;
 const ORDERS = ['server', 'client', 'reset'];
 const FIRST_PORT = 41000;
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 async function until(test: () => boolean | Promise<boolean>): Promise<void> {
   for (let left = 300; !(await test()); left--) {

@@ -13,7 +13,7 @@ import { needsRoot } from '../support/skip.js';
 
 /** What `weir explain` and `weir plan` foretell of a running weir, and what real connections then meet. */
 
-t.setTimeout(120_000);
+t.setTimeout(900_000);
 
 /** Nobody is there. */
 const DARK = '10.2.0.99';

@@ -8,7 +8,7 @@ import { needsRoot } from '../support/skip.js';
  * what backends send, and drains by command. States are waited for, never times.
  */
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 const REJECT_PORT = 81;
 const HEALTH = 'health: { type: tcp, interval: 200ms, timeout: 1s, rise: 2, fall: 3 }';

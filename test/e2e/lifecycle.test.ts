@@ -11,7 +11,7 @@ import { createGatewayLab, gatewayConfig, PORTS } from '../support/gateway-lab.j
 import { Load } from '../support/load.js';
 import { needsRoot } from '../support/skip.js';
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 async function answers(lab: Lab): Promise<boolean> {
   const { stdout } = await lab.exec('client', 'curl', ['-s', '-m', '5', `http://${VIP}:${PORTS.dnat}/`]);
@@ -211,7 +211,7 @@ t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
   t.teardown(() => lab.destroy());
   for (const engine of ['io_uring', 'readwrite'] as const) {
     const weir = await lab.startWeir(gatewayConfig(lab, { engine }));
-    if (engine === 'io_uring') t.same(priorities(weir.pid), { control: 5, dataPath: 0 }, 'packets come first');
+    if (engine === 'io_uring') t.same(priorities(weir.pid), { dataPath: 0, others: [5] }, 'packets come first');
     const before = await cpuTicks(lab, weir.pid);
     await new Promise((resolve) => setTimeout(resolve, 5000));
     const used = (await cpuTicks(lab, weir.pid)) - before;
@@ -221,14 +221,16 @@ t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
 });
 
 /** Niceness of the main thread, and of the one that waits in io_uring_enter. */
-function priorities(pid: number): { control: number; dataPath: number | undefined } {
+/** Of the thread that waits in io_uring_enter, and of all others. */
+function priorities(pid: number): { dataPath: number | undefined; others: number[] } {
   const niceness = (task: string): number => {
     const stat = readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8');
     return Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[16]);
   };
   const tasks = readdirSync(`/proc/${pid}/task`);
   const waiting = tasks.find((task) => readFileSync(`/proc/${pid}/task/${task}/syscall`, 'utf8').startsWith('426 '));
-  return { control: niceness(String(pid)), dataPath: waiting === undefined ? undefined : niceness(waiting) };
+  const others = tasks.filter((task) => task !== waiting).map(niceness);
+  return { dataPath: waiting === undefined ? undefined : niceness(waiting), others: [...new Set(others)] };
 }
 
 async function cpuTicks(lab: Lab, pid: number): Promise<number> {

@@ -5,7 +5,7 @@ import { needsRoot } from '../support/skip.js';
 
 /** A node's end and beginning; its traffic is in dsr.test.ts. */
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 t.test('kill -9 of a node in the middle of transfers', needsRoot(t, 'ip', 'iperf3'), async (t) => {
   const lab = await createDsrLab();

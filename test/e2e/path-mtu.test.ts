@@ -148,7 +148,7 @@ async function checkPath(t: Test, lab: Lab, mode: 'dnat' | 'snat', { down, up }:
   t.comment(`${mode}: down in ${downSeconds} s, up in ${upSeconds} s`);
 }
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 t.test('path MTU discovery', needsRoot(t, 'ip', 'curl', 'python3', 'sha256sum'), async (t) => {
   const lab = await createFarLab();

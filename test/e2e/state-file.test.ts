@@ -9,7 +9,7 @@ import { needsRoot } from '../support/skip.js';
  * SIGTERM, for every mode and algorithm, up and down at once.
  */
 
-t.setTimeout(300_000);
+t.setTimeout(900_000);
 
 const SECONDS = 6;
 

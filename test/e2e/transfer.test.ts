@@ -12,7 +12,7 @@ import { needsRoot } from '../support/skip.js';
  * move each of them would end with an RST: a weir that does not know a connection of a random service says so.
  */
 
-t.setTimeout(240_000);
+t.setTimeout(900_000);
 const root = needsRoot(t, 'ip', 'curl', 'bash');
 
 const BYTES = 60_000_000;

@@ -35,7 +35,7 @@ const MIRROR = `import('tsx/esm/api').then(({ register }) => {
 });`;
 
 if (process.env.WEIR_TEST_NAMESPACE === undefined) {
-  t.setTimeout(300_000);
+  t.setTimeout(900_000);
   const options = { ...needsRoot(t, 'unshare', 'ip', 'ping', 'setpriv', 'prlimit'), timeout: 250_000 };
   t.test('in a network namespace', options, async (t) => {
     const env = { ...process.env, WEIR_TEST_NAMESPACE: '1', TAP_TIMEOUT: '240' };

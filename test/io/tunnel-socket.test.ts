@@ -25,7 +25,7 @@ const ENGINES: readonly EngineName[] = ['multishot', 'single', 'readwrite'];
 const FILE = fileURLToPath(import.meta.url);
 
 if (process.env.WEIR_TEST_NAMESPACE === undefined) {
-  t.setTimeout(120_000);
+  t.setTimeout(900_000);
   t.test('in a network namespace', { ...needsRoot(t, 'unshare', 'ip'), timeout: 100_000 }, async (t) => {
     const env = { ...process.env, WEIR_TEST_NAMESPACE: '1', TAP_TIMEOUT: '90' };
     await t.spawn('unshare', ['--net', '--', process.execPath, ...process.execArgv, FILE], { env, timeout: 100_000 });

@@ -2,6 +2,7 @@ import { WeirError } from '../../lib/base/errors.js';
 import type { ExplainView } from '../../lib/control/explain/explain-view.js';
 import type { ExplainQuery } from '../../lib/control/explain/request.js';
 import type { FlowFilter } from '../../lib/control/flows.js';
+import type { LiveView, LiveWatch } from '../../lib/control/live/live-view.js';
 import type { PlanView } from '../../lib/control/plan/plan-view.js';
 import {
   type BackendView,
@@ -60,8 +61,32 @@ export class FakeWeir implements RunningWeir {
     newConnectionsPerSecond: null,
   };
   drainAnswer: Partial<DrainView> = {};
+  liveViews: readonly LiveView[] = [];
 
-  status(): StatusView {
+  async status(): Promise<StatusView> {
+    return this.statusView();
+  }
+
+  async services(): Promise<ServiceView[]> {
+    return this.serviceViews();
+  }
+
+  async conntrack(): Promise<ConntrackView> {
+    return this.conntrackView();
+  }
+
+  /** Each watch is given `liveViews`, then waits. */
+  live(): LiveWatch {
+    this.asked.push('live');
+    if (this.refusal !== undefined) throw this.refusal;
+    const views = this.liveViews.map((view) => JSON.stringify(view));
+    return {
+      next: async () => views.shift() ?? new Promise(() => {}),
+      close: () => void this.asked.push('live closed'),
+    };
+  }
+
+  statusView(): StatusView {
     const at = '2026-01-02T03:04:05.000Z';
     return {
       version: '1.2.3',
@@ -105,7 +130,7 @@ export class FakeWeir implements RunningWeir {
     };
   }
 
-  services(): ServiceView[] {
+  serviceViews(): ServiceView[] {
     return [
       {
         name: 'web',
@@ -123,7 +148,7 @@ export class FakeWeir implements RunningWeir {
     ];
   }
 
-  conntrack(): ConntrackView {
+  conntrackView(): ConntrackView {
     const table = {
       records: 8,
       inserted: 20,
@@ -159,9 +184,9 @@ export class FakeWeir implements RunningWeir {
       sum: 9.5,
     };
     return {
-      status: this.status(),
-      services: this.services(),
-      conntrack: this.conntrack(),
+      status: this.statusView(),
+      services: this.serviceViews(),
+      conntrack: this.conntrackView(),
       loop: { batchPackets: histogram, batchSeconds: histogram, longestBatchSeconds: 0.25, idleWakeups: 6 },
       snatPortsPerBackend: 32768,
     };
@@ -171,8 +196,8 @@ export class FakeWeir implements RunningWeir {
     return 11;
   }
 
-  listFlows(filter: FlowFilter, format: string): Iterable<string> {
-    this.asked.push(`list ${format} ${JSON.stringify(filter)}`);
+  listFlows(filter: FlowFilter, format: string, limit?: number): Iterable<string> {
+    this.asked.push(`list ${format} ${JSON.stringify(filter)}${limit === undefined ? '' : `, ${limit} at most`}`);
     if (filter.state === 'NOPE') throw new WeirError('USAGE', 'no state is called "NOPE"', 'Correct the filter.');
     return this.chunks();
   }
@@ -287,5 +312,28 @@ export function backend(name: string): BackendView {
     snatPorts: 0,
     packets: { original: 10, reply: 12 },
     bytes: { original: 1000, reply: 1200 },
+  };
+}
+
+/** Of a gateway with one service and traffic; without backends it has none of either. */
+export function liveView(fields: Partial<LiveView> = {}): LiveView {
+  const weir = new FakeWeir();
+  const rates = { packets: { original: 100, reply: 50.5 }, bits: { original: 8000, reply: 4_000_000 }, connections: 2 };
+  return {
+    at: '2026-01-02T03:04:05.000Z',
+    intervalSeconds: 1,
+    status: weir.statusView(),
+    rates: { packetsIn: 150.5, packetsOut: 150.5, bitsIn: 4_008_000, bitsOut: 4_008_000, connections: 2, drops: 0.5 },
+    services: weir.serviceViews().map((service) => ({
+      ...service,
+      rates,
+      backends: service.backends.map((backend) => ({ ...backend, rates, share: 0.5 })),
+    })),
+    omittedServices: 0,
+    conntrack: weir.conntrackView(),
+    reasons: [{ reason: 'malformed', verdict: 'drop', meaning: 'A header is short.', packets: 2, rate: 0.5 }],
+    count: { secondsAgo: 2, tookSeconds: 0.001 },
+    clients: { distinct: 2, error: 0, top: [{ address: '10.1.0.2', connections: 3, bytes: 2200 }] },
+    ...fields,
   };
 }

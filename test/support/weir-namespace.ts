@@ -63,7 +63,8 @@ export class Run {
 
   constructor(...args: string[]) {
     const command = ['netns', 'exec', namespace, process.execPath, program, 'run', '-c', config, ...args];
-    this.#child = spawn('ip', command, { stdio: ['ignore', 'pipe', 'pipe'] });
+    // A process group of its own, as a shell gives it to a command.
+    this.#child = spawn('ip', command, { stdio: ['ignore', 'pipe', 'pipe'], detached: true });
     createInterface({ input: this.#child.stdout! }).on('line', (line) => {
       this.log.push(JSON.parse(line) as LogLine);
       for (const look of this.#waiting) look();
@@ -107,6 +108,15 @@ export class Run {
 
   kill(signal: NodeJS.Signals): void {
     this.#child.kill(signal);
+  }
+
+  /** To weir and all it has started, as a terminal does it. False: none of them is there any more. */
+  killGroup(signal: NodeJS.Signals): boolean {
+    try {
+      return process.kill(-this.#child.pid!, signal);
+    } catch {
+      return false;
+    }
   }
 }
 

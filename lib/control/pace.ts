@@ -1,3 +1,5 @@
+import { setImmediate, setTimeout } from 'node:timers/promises';
+
 /** Of work in one go, and of the rest after it. */
 const WORK_MS = 4;
 const REST_MS = 10;
@@ -30,4 +32,24 @@ export class Pace {
     this.#packets = packets;
     return restMs;
   }
+}
+
+/**
+ * Does all steps of some long work, each as soon as everything else had its turn and the packets have theirs.
+ *
+ * @param packetsRead by the data path so far
+ */
+export async function inSteps<T>(steps: Generator<void, T>, packetsRead: () => number): Promise<T> {
+  const pace = new Pace(performance.now(), packetsRead());
+  for (;;) {
+    const { done, value } = steps.next();
+    if (done) return value;
+    await pause(pace, packetsRead());
+  }
+}
+
+/** The rest that is due now; at least until everything else had its turn. */
+export async function pause(pace: Pace, packets: number): Promise<void> {
+  const restMs = pace.restMs(performance.now(), packets);
+  await (restMs > 0 ? setTimeout(restMs) : setImmediate());
 }

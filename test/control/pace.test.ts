@@ -1,5 +1,5 @@
 import t from 'tap';
-import { Pace } from '../../lib/admin/pace.js';
+import { Pace } from '../../lib/control/pace.js';
 
 t.test('long work rests while packets flow, and only then', async (t) => {
   const pace = new Pace(1000, 500);

@@ -1,6 +1,7 @@
 import { type Context, Hono, type MiddlewareHandler } from 'hono';
 import { bodyLimit } from 'hono/body-limit';
 import { WeirError } from '../base/errors.js';
+import { MAX_CONFIG_BYTES } from '../base/limits.js';
 import { FLOW_FORMATS, type FlowFormat } from '../control/flow-formats.js';
 import type { FlowFilter } from '../control/flows.js';
 import { HISTORY_LINES } from '../control/log-history.js';
@@ -12,9 +13,8 @@ import { limitAtOnce, refuse, refuseStrangers } from './guards.js';
 import { streamLive } from './live.js';
 import { createMetrics, type Metrics } from './metrics.js';
 
-/** Where no body matters, and where it is a configuration. */
+/** Where no body matters. */
 const MAX_BODY_BYTES = 64 * 1024;
-const MAX_FILE_BYTES = 64 * 1024 * 1024;
 
 /** What is listed at once on the TCP listener, and how many requests of the dashboard that are some work it answers at a time. */
 const PUBLIC_FLOWS = 500;
@@ -67,7 +67,7 @@ export const ROUTES: readonly Route[] = [
   post('/v1/drain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, true)),
   post('/v1/undrain', BACKEND_KEYS, (context, weir) => setDrained(context, weir, false)),
   get('/v1/explain', EXPLAIN_KEYS, explain, 'dashboard'),
-  { ...post('/v1/plan', PLAN_KEYS, plan), maxBodyBytes: MAX_FILE_BYTES },
+  { ...post('/v1/plan', PLAN_KEYS, plan), maxBodyBytes: MAX_CONFIG_BYTES },
   post('/v1/reload', [], reload),
 ];
 

@@ -78,8 +78,10 @@ function makeServer(app: Hono, { connections, requestMs, keepAliveMs, lookMs }: 
       requestTimeout: 0,
       keepAliveTimeout: keepAliveMs,
       connectionsCheckingInterval: lookMs,
+      // Load balancers probe with HTTP/1.0, which has none.
+      requireHostHeader: false,
     },
-    getRequestListener(app.fetch),
+    getRequestListener(app.fetch, { hostname: 'weir' }),
   );
   server.maxConnections = connections;
   return server;

@@ -47,5 +47,8 @@ export const HELD_FOR_ENDPOINT = 64;
 export const HELD_FOR_ENDPOINT_MS = 1000;
 export const REFUSED_ENDPOINT_MS = 60_000;
 
+/** Of a configuration's text: to read it takes 300 times the memory, in a process that has packets to forward. */
+export const MAX_CONFIG_BYTES = 8 * 1024 * 1024;
+
 /** Maglev table sizes that are accepted: primes, as the paper requires. */
 export const MAGLEV_TABLE_SIZES: readonly number[] = [251, 509, 1021, 2039, 4093, 8191, 16381, 32749, 65521, 131071];

@@ -1,6 +1,6 @@
-import { closeSync, openSync, writeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
 import { plural } from '../control/summary.js';
+import { OutputFile } from '../io/capture-file.js';
 import { callStream } from './client.js';
 import { untilStopped } from './lines.js';
 import { print } from './output.js';
@@ -37,37 +37,36 @@ export async function capture({
     );
   }
   const blocks = new BlockReader();
-  let fd = -1;
+  let output: OutputFile | undefined;
   const query = { ...filter, count: text(count), seconds: text(seconds), snaplen: text(snaplen) };
   try {
     await untilStopped(async (signal, stop) => {
       const accepted = (): void => {
-        if (file !== '-') fd = openFile(file);
+        if (file !== '-') output = openFile(file);
       };
       const sink = async (chunk: Uint8Array): Promise<void> => {
         const whole = blocks.take(chunk);
         if (whole.length === 0) return;
-        if (fd < 0) await print(whole);
-        else writeSync(fd, whole);
+        if (output === undefined) await print(whole);
+        else output.write(whole);
       };
       await callStream({ socket, path: '/v1/capture', query, signal, accepted }, sink);
       // Complete: no other end is one.
       stop();
     });
   } finally {
-    if (fd >= 0) closeSync(fd);
+    output?.close();
   }
   const [packetsIn, packetsOut] = blocks.packets;
   const lost = blocks.lost === 0 ? 'none lost' : `${blocks.lost} lost, having come faster than they were taken`;
   console.error(`weir: ${plural(packetsIn!, 'packet')} in, ${packetsOut} out; ${lost}.`);
 }
 
-function openFile(file: string): number {
+function openFile(file: string): OutputFile {
   try {
-    return openSync(file, 'w', 0o600);
+    return new OutputFile(file, 0o600);
   } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    throw new WeirError('NO_PERMISSION', `cannot write ${file}: ${code}`, 'Name another file.', error);
+    throw new WeirError('NO_PERMISSION', (error as Error).message, 'Name another file.', error);
   }
 }
 

@@ -1,5 +1,6 @@
-import { readFileSync } from 'node:fs';
+import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
+import { MAX_CONFIG_BYTES } from '../base/limits.js';
 import type { Config } from './config.js';
 import { deriveConfig } from './derive.js';
 import { type Fault, faultsOf, UNWORDED } from './faults.js';
@@ -122,16 +123,47 @@ export function formatPath(path: readonly PropertyKey[]): string {
 
 /** @throws WeirError CONFIG_UNREADABLE */
 export function readConfigText(path: string): string {
+  return readText(path, false);
+}
+
+/**
+ * The same, of what has to be a file: a pipe might keep the reader waiting for ever, and a directory has nothing to say.
+ *
+ * @throws WeirError CONFIG_UNREADABLE
+ */
+export function readConfigFile(path: string): string {
+  return readText(path, true);
+}
+
+function readText(path: string, mustBeFile: boolean): string {
+  let fd = -1;
   try {
-    return readFileSync(path, 'utf8');
+    fd = openSync(path, constants.O_RDONLY | (mustBeFile ? constants.O_NONBLOCK : 0));
+    const found = fstatSync(fd);
+    if (found.isDirectory() || (mustBeFile && !found.isFile())) throw unreadable(path, 'it is no file');
+    requireSize(path, found.size);
+    const text = readFileSync(fd, 'utf8');
+    requireSize(path, text.length);
+    return text;
   } catch (error) {
+    if (error instanceof WeirError) throw error;
     const { code } = error as NodeJS.ErrnoException;
     const what = code === 'ENOENT' ? 'it does not exist' : code === 'EACCES' ? 'permission denied' : String(code);
-    throw new WeirError(
-      'CONFIG_UNREADABLE',
-      `cannot read ${path}: ${what}`,
-      'Name an existing file with -c FILE.',
-      error,
-    );
+    throw unreadable(path, what, error);
+  } finally {
+    if (fd >= 0) closeSync(fd);
   }
+}
+
+function requireSize(path: string, bytes: number): void {
+  if (bytes > MAX_CONFIG_BYTES) throw unreadable(path, `it has ${bytes} bytes, and may have ${MAX_CONFIG_BYTES}`);
+}
+
+function unreadable(path: string, what: string, cause?: unknown): WeirError {
+  return new WeirError(
+    'CONFIG_UNREADABLE',
+    `cannot read ${path}: ${what}`,
+    'Name an existing file with -c FILE.',
+    cause,
+  );
 }

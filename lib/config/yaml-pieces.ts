@@ -5,7 +5,7 @@ import { YamlSource } from './yaml-source.js';
  * backends, and of nearly every reload all but a few lines are as they were. The members of the top-level list `services` are cut out by
  * their indentation and parsed one by one; those whose text is known are not parsed again.
  *
- *     head       device: ...          parsed, with an empty list in the place of the members
+ *     head       device: ...          parsed, with a mark in the place of the members
  *                services:
  *     members      - name: web        each parsed as a list of one
  *                  - name: dns
@@ -13,7 +13,7 @@ import { YamlSource } from './yaml-source.js';
  *
  * The law: either nothing is said (`undefined`) or exactly what a YamlSource of the whole text says, without any mistake. So whatever could
  * mean something else in parts is left to that: mistakes of any kind, anchors and aliases (which reach across members), other documents, a
- * list in brackets, JSON. A line that looks like a member's first and is inside of a quoted or bracketed value leaves a member before
+ * list in brackets, JSON. That the mark is found where the members belong tells that `services:` is no part of a value. A line that looks like a member's first and is inside of a quoted or bracketed value leaves a member before
  * it that does not end, which is a mistake; inside of a block of text it would stand further right.
  */
 export class YamlPieces {
@@ -24,7 +24,7 @@ export class YamlPieces {
     const cut = cutMembers(text);
     if (cut === undefined) return undefined;
     const root = valueIn(cut.frame);
-    if (!isMap(root) || !Array.isArray(root.services) || root.services.length > 0) return undefined;
+    if (!isMap(root) || root.services !== MARK) return undefined;
     const read = new Map<string, unknown>();
     const services: unknown[] = [];
     for (const member of cut.members) {
@@ -43,6 +43,12 @@ export class YamlPieces {
   }
 }
 
+/** Stands for the members. Nobody writes it. */
+const MARK = 'members-of-services';
+
+/** A map in brackets, which has no lists without. */
+const BRACKETS = /^( *(#.*)?\n)* *\{/;
+
 /** Anchors, aliases and tags at the beginning of a value; directives; marks of documents; tabs and carriage returns. */
 const ELSEWHERE = /(^|[\s,[{:?-])[&*!]|^%|^---|^\.\.\.|[\t\r\ufeff]/m;
 
@@ -53,7 +59,7 @@ interface Cut {
 }
 
 function cutMembers(text: string): Cut | undefined {
-  if (ELSEWHERE.test(text)) return undefined;
+  if (ELSEWHERE.test(text) || BRACKETS.test(text) || text.includes(MARK)) return undefined;
   const head = /^services:[ ]*(#.*)?\n/m.exec(text);
   if (head === null) return undefined;
   const start = head.index + head[0].length;
@@ -75,7 +81,7 @@ function cutMembers(text: string): Cut | undefined {
     at = next;
   }
   members.push(text.slice(from, at));
-  return { frame: `${text.slice(0, head.index)}services: []\n${text.slice(at)}`, members };
+  return { frame: `${text.slice(0, head.index)}services: ${MARK}\n${text.slice(at)}`, members };
 }
 
 function isBlank(text: string): boolean {

@@ -1,4 +1,6 @@
 import {
+  Composer,
+  type CST,
   type Document,
   isAlias,
   isMap,
@@ -7,7 +9,7 @@ import {
   LineCounter,
   type Node,
   type ParsedNode,
-  parseAllDocuments,
+  Parser,
 } from 'yaml';
 import type { Fault } from './faults.js';
 
@@ -28,6 +30,8 @@ export type SyntaxMistake = Position & { readonly message: string };
 /** Deeper than any configuration; a file beyond is a mistake or an attack. */
 const MAX_DEPTH = 32;
 const TOO_DEEP = 'is nested too deeply';
+/** Misplaced pieces of a text after which the rest of it is not looked at: by then it is something else than YAML. */
+const MAX_MISPLACED = 1000;
 /** Values that aliases may stand for in all: a bomb of nested aliases stops here. */
 const MAX_ALIASED = 1_000_000;
 
@@ -203,15 +207,24 @@ class Reader {
 
 type Parsed = Document.Parsed<ParsedNode>;
 
-/** The parser recurses: brackets nested by the thousand end in a RangeError, which is the file's fault. */
+/**
+ * The parser recurses: brackets nested by the thousand end in a RangeError, which is the file's fault. Of each mistake it makes an Error;
+ * where the text is none of YAML's, traces of the stack would take most of the time and memory.
+ */
 function parse(text: string, lines: LineCounter): { parsed: Parsed[]; syntaxErrors: SyntaxMistake[] } {
   let parsed: Parsed[];
+  const { stackTraceLimit } = Error;
   try {
-    const options = { lineCounter: lines, uniqueKeys: false, prettyErrors: false, logLevel: 'error' } as const;
-    parsed = [...parseAllDocuments(text, options)];
+    Error.stackTraceLimit = 0;
+    const composer = new Composer({ uniqueKeys: false, prettyErrors: false, logLevel: 'error' });
+    parsed = [
+      ...composer.compose(someTokens(new Parser(lines.addNewLine).parse(text)), false, text.length),
+    ] as Parsed[];
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     return { parsed: [], syntaxErrors: [{ line: 1, column: 1, message: TOO_DEEP }] };
+  } finally {
+    Error.stackTraceLimit = stackTraceLimit;
   }
   const found = parsed.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
   // One mistake makes the parser complain again: at the same place, or about all that follows.
@@ -223,6 +236,14 @@ function parse(text: string, lines: LineCounter): { parsed: Parsed[]; syntaxErro
     message: rewordSyntax(message),
   }));
   return { parsed, syntaxErrors };
+}
+
+function* someTokens(tokens: Iterable<CST.Token>): Generator<CST.Token> {
+  let misplaced = 0;
+  for (const token of tokens) {
+    if (token.type === 'error' && ++misplaced > MAX_MISPLACED) return;
+    yield token;
+  }
 }
 
 function rewordSyntax(message: string): string {

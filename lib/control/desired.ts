@@ -1,10 +1,10 @@
 import type { BackendConfig, Config, HealthConfig, ServiceConfig } from '../config/config.js';
 import type { Snapshot } from '../datapath/snapshot.js';
 import * as S from '../datapath/snapshot.js';
-import { formatIpv4 } from '../wire/address.js';
 import { type Compiled, compile, type Predecessor } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
-import { type NetworkNeeds, networkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { type NetworkNeeds, NO_NEEDS, networkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { mergeNeeds, needsWithout } from './retained-needs.js';
 import type { Survivors } from './survivors.js';
 
 /** What an earlier run has left. */
@@ -31,6 +31,8 @@ export class Desired {
   readonly #isAssumedDown: (id: number) => boolean;
   /** Drained by command; with the weight they had in the file then. */
   #drained: Drained;
+  /** What the kernel must lead in for flows that began under another configuration, and this one does not ask for. */
+  #retained: NetworkNeeds;
 
   /**
    * @param nowMs the data path's clock
@@ -52,7 +54,9 @@ export class Desired {
     this.learned = learned;
     this.identities = forked?.identities ?? survivors?.identities ?? new Identities();
     this.#drained = forked?.drained ?? new Map();
+    this.#retained = forked?.retained ?? needsLeft(survivors?.needs ?? NO_NEEDS, config);
     this.#compiled = forked?.compiled ?? this.#compile(config, nowMs, this.#drained, survivors?.previous, []);
+    if (forked === undefined) this.identities.rename(config.services);
   }
 
   /**
@@ -71,6 +75,7 @@ export class Desired {
       identities,
       isAssumedDown,
       drained: new Map([...this.#drained].map(([backend, weight]) => [own(backend), weight])),
+      retained: this.#retained,
       // It may not write to the tables of the snapshot in use.
       compiled: { ...this.#compiled, tables: { ...this.#compiled.tables, isOwn: false } },
     });
@@ -93,13 +98,17 @@ export class Desired {
   propose(config: Config, nowMs: number): Proposal {
     const drained = this.#stillDrained(config);
     const ledIn = [...networkNeeds(config).endpoints, ...this.learned];
-    return { config, drained, compiled: this.#compile(config, nowMs, drained, this.#compiled, ledIn) };
+    const retained = needsLeft(mergeNeeds(networkNeeds(this.#config), this.#retained), config);
+    return { config, drained, retained, compiled: this.#compile(config, nowMs, drained, this.#compiled, ledIn) };
   }
 
-  take({ config, drained, compiled }: Proposal): void {
+  /** Puts a proposal to use; only now are its parts called as it calls them. */
+  take({ config, drained, retained, compiled }: Proposal): void {
     this.#config = config;
     this.#drained = drained;
+    this.#retained = retained;
     this.#compiled = compiled;
+    this.identities.rename(config.services);
   }
 
   isDrained(backend: BackendIdentity): boolean {
@@ -155,40 +164,27 @@ export class Desired {
     return removed;
   }
 
-  /** What the kernel must lead into the device besides what the file says: for flows whose service or backend has left it. */
-  retainedNeeds(compiled: Compiled = this.#compiled): NetworkNeeds {
-    const { services } = compiled.snapshot;
-    const isNode = this.#config.role === 'node';
-    const mode = isNode ? S.MODE_DSR : S.MODE_DNAT;
-    const removed = this.removedBackends(compiled)
-      .filter(({ id, service }) => {
-        const isLedIn = services[service * S.SERVICE_WORDS + S.SERVICE_MODE] === mode;
-        return isLedIn && (!isNode || this.#isHere(compiled, id));
-      })
-      .map(({ address, port, service }) => ({
-        address: formatIpv4(address),
-        port,
-        protocol: services[service * S.SERVICE_WORDS + S.SERVICE_PROTOCOL]!,
-      }));
-    return {
-      addresses: isNode ? [] : this.removedServices(compiled).map(({ vip }) => formatIpv4(vip)),
-      endpoints: [...removed, ...this.learned],
-    };
+  /** What of earlier configurations flows may need of the kernel. */
+  get retained(): NetworkNeeds {
+    return this.#retained;
   }
 
-  /** Whether a backend's tunnel ends at this node. */
-  #isHere({ snapshot }: Compiled, backend: number): boolean {
-    return snapshot.backends[backend * S.BACKEND_WORDS + S.BACKEND_NODE] === snapshot.tunnel.address;
+  /** What the kernel must lead into the device besides what the file says. */
+  retainedNeeds({ retained }: Pick<Proposal, 'retained'> = this): NetworkNeeds {
+    return { addresses: retained.addresses, endpoints: [...retained.endpoints, ...this.learned] };
   }
 
   /**
-   * Forgets removed backends that no flow uses, and removed services without backends; their ids will be others'.
+   * Forgets removed backends that no flow uses, and removed services without backends; their ids will be others'. And what is
+   * retained of the network, but for what flows use.
    *
    * @param flows live flows by backend id, counted since the last snapshot came into use
-   * @returns how many were forgotten and how many are still kept
+   * @param used of `retained`, found since then
+   * @returns how many backends and services were forgotten and how many are still kept
    */
-  forget(flows: Float64Array): { readonly forgotten: number; readonly kept: number } {
+  forget(flows: Float64Array, used: NetworkNeeds): { readonly forgotten: number; readonly kept: number } {
     const { identities } = this;
+    this.#retained = used;
     let forgotten = 0;
     const keptServices = new Set<number>();
     const removed = this.removedBackends();
@@ -255,10 +251,17 @@ export class Desired {
 
 type Drained = ReadonlyMap<BackendIdentity, number>;
 
+/** Needs that a configuration does not see to. A node's VIPs are its gateways' affair. */
+function needsLeft(needs: NetworkNeeds, config: Config): NetworkNeeds {
+  const left = needsWithout(needs, networkNeeds(config));
+  return config.role === 'node' ? { ...left, addresses: [] } : left;
+}
+
 /** What a fork goes on from. */
 interface Forked {
   readonly identities: Identities;
   readonly drained: Drained;
+  readonly retained: NetworkNeeds;
   readonly compiled: Compiled;
   isAssumedDown(id: number): boolean;
 }
@@ -267,5 +270,6 @@ interface Forked {
 export interface Proposal {
   readonly config: Config;
   readonly drained: Drained;
+  readonly retained: NetworkNeeds;
   readonly compiled: Compiled;
 }

@@ -10,7 +10,7 @@ export interface ServiceIdentity {
   readonly vip: number;
   readonly port: number;
   readonly protocol: number;
-  /** As the file last called it. */
+  /** As the file calls it that is in use, or last was. */
   name: string;
 }
 
@@ -68,7 +68,7 @@ export class Identities {
     return this.#backendRows.length;
   }
 
-  /** The identity of a configured service; made when it is new. */
+  /** The identity of a configured service; made when it is new. One that is there keeps the name it has. */
   service({ name, address, port, protocolNumber }: NamedService): ServiceIdentity {
     const key = `${formatEndpoint(address.word, port)}/${protocolNumber}`;
     let identity = this.#services.get(key);
@@ -78,11 +78,10 @@ export class Identities {
       this.#services.set(key, identity);
       this.#serviceRows[id] = identity;
     }
-    identity.name = name;
     return identity;
   }
 
-  /** The identity of a backend of `service`; made when it is new. */
+  /** The identity of a backend of `service`; likewise. */
   backend(service: ServiceIdentity, { name, address, port }: NamedBackend): BackendIdentity {
     const key = `${service.id}/${formatEndpoint(address.word, port)}`;
     let identity = this.#backends.get(key);
@@ -92,8 +91,16 @@ export class Identities {
       this.#backends.set(key, identity);
       this.#backendRows[id] = identity;
     }
-    identity.name = name;
     return identity;
+  }
+
+  /** Calls services and their backends as a file does that has come into use. */
+  rename(services: readonly (NamedService & { readonly backends: readonly NamedBackend[] })[]): void {
+    for (const service of services) {
+      const identity = this.service(service);
+      identity.name = service.name;
+      for (const backend of service.backends) this.backend(identity, backend).name = backend.name;
+    }
   }
 
   /** The backend of a service, configured or removed, that has an id. */

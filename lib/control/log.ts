@@ -1,6 +1,7 @@
 import { isatty } from 'node:tty';
-import { type DestinationStream, destination, type Logger, pino, stdTimeFunctions } from 'pino';
-import pretty from 'pino-pretty';
+import { type DestinationStream, type Logger, pino, stdTimeFunctions } from 'pino';
+import { prettyFactory } from 'pino-pretty';
+import { TextOutput } from '../io/text-output.js';
 import { LogHistory } from './log-history.js';
 
 /** What happened, by name: stable, for alerts and searches; docs/logs.md explains each. Never one line per packet. */
@@ -32,6 +33,7 @@ export const LOG_EVENTS = [
   'capture-ended',
   'manager-unreachable',
   'suppressed',
+  'lines-lost',
   'device-failed',
   'step-failed',
   'stopping',
@@ -116,22 +118,23 @@ export class EventLog {
 }
 
 /**
- * The log on standard output, written before the call returns: the last line before an exit is never lost. A reader
- * that goes away takes the log with it, not weir.
+ * The log on standard output, written before the call returns: the last line before an exit is never lost to a reader that reads. One that
+ * does not read, or goes away, loses lines, and keeps nobody waiting.
  *
  * @param isPretty for people, in colours on a terminal
  */
 export function openLog(isPretty: boolean): EventLog {
-  const stdout = destination({ dest: 1, sync: true });
-  stdout.on('error', () => {});
-  if (!isPretty) return new EventLog(stdout);
-  return new EventLog(
-    pretty({
-      destination: stdout,
-      colorize: isatty(1),
-      translateTime: 'SYS:HH:MM:ss.l',
-      messageFormat: '{event}: {msg}',
-      ignore: 'event',
-    }),
-  );
+  const stdout = new TextOutput(1);
+  process.once('exit', () => stdout.end());
+  const prettify = isPretty
+    ? prettyFactory({
+        colorize: isatty(1),
+        translateTime: 'SYS:HH:MM:ss.l',
+        messageFormat: '{event}: {msg}',
+        ignore: 'event',
+      })
+    : (line: string): string => line;
+  const log = new EventLog({ write: (line) => stdout.write(prettify(line)) });
+  stdout.onLost = (count) => log.warn('lines-lost', `standard output did not take ${count} lines`, { count });
+  return log;
 }

@@ -164,7 +164,8 @@ function rule(fields: Partial<Rule> & Pick<Rule, 'table'>): Rule {
   return { priority: RETURN_PRIORITY, from: null, to: null, iif: null, protocol: null, sport: null, ...fields };
 }
 
-function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint[]): ReturnEndpoint[] {
+/** Both, without duplicates. */
+export function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint[]): ReturnEndpoint[] {
   const all = new Map([...a, ...b].map((e) => [`${e.address} ${e.port} ${e.protocol}`, e]));
   return [...all.values()];
 }

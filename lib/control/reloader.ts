@@ -3,18 +3,19 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import type { Config } from '../config/config.js';
-import { formatProblem, type Problem, parseConfig, readConfigText } from '../config/load.js';
+import { formatProblem, type Problem, parseConfig, readConfigFile } from '../config/load.js';
 import type { YamlPieces } from '../config/yaml-pieces.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
 import { takeCensus } from './census.js';
-import type { Desired } from './desired.js';
+import type { Desired, Proposal } from './desired.js';
 import { findBackend, type NamedMember } from './find-backend.js';
 import type { BackendIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
 import type { ReturnEndpoint } from './network-plan.js';
 import { requireReloadable } from './reloadable.js';
+import { isNothing, needsWithout, usedNeeds } from './retained-needs.js';
 import { countParts, plural, sayCounts } from './summary.js';
 import type { ReloadView } from './view.js';
 
@@ -55,17 +56,23 @@ export interface LastReload {
   readonly tookMs: number;
 }
 
+/** Mistakes that a running weir tells of a file. `weir check` tells all. */
+const MAX_PROBLEMS = 100;
+
 /** A configuration that was refused, with its mistakes one by one. */
 export class RefusedConfig extends WeirError {
   readonly problems: readonly Problem[];
 
   constructor(path: string, problems: readonly Problem[]) {
+    const told = problems.slice(0, MAX_PROBLEMS);
+    const lines = told.map((problem) => formatProblem(path, problem));
+    if (told.length < problems.length) lines.push(`${problems.length - told.length} more mistakes`);
     super(
       'CONFIG_INVALID',
-      problems.map((problem) => formatProblem(path, problem)).join('\n'),
+      lines.join('\n'),
       'Correct the file and reload again; the former configuration is still in use.',
     );
-    this.problems = problems;
+    this.problems = told;
   }
 }
 
@@ -95,6 +102,8 @@ export class Reloader {
   #isClosed = false;
   readonly #closing = new AbortController();
   #refresh: Promise<void> | undefined;
+  /** A reload by command that has not begun. */
+  #waiting: Promise<ReloadView> | undefined;
   #refreshNotBeforeMs = 0;
   /** The fingerprint of what was last read. */
   #seen: string;
@@ -141,9 +150,17 @@ export class Reloader {
     return this.#refusals;
   }
 
-  /** @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's */
+  /**
+   * Those that wait for their turn are one.
+   *
+   * @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's
+   */
   reload(): Promise<ReloadView> {
-    return this.inTurn(() => this.#load(this.#read()));
+    this.#waiting ??= this.inTurn(() => {
+      this.#waiting = undefined;
+      return this.#load(this.#read());
+    });
+    return this.#waiting;
   }
 
   /** Reloads if the file is not what was last read, taken or refused. A refusal is logged, and no more. */
@@ -228,7 +245,7 @@ export class Reloader {
 
   #read(): Reading {
     try {
-      const text = readConfigText(this.#parts.configPath);
+      const text = readConfigFile(this.#parts.configPath);
       return { fingerprint: fingerprintOf(text), text };
     } catch (error) {
       return { fingerprint: (error as WeirError).message, text: error as WeirError };
@@ -268,7 +285,7 @@ export class Reloader {
     const config = judge(configPath, text, pieces);
     requireReloadable(desired.config, config);
     const proposal = desired.propose(config, clock.nowMs());
-    const report = await this.#changeNetwork(config, proposal.compiled);
+    const report = await this.#changeNetwork(proposal);
     logNetwork(log, config, report);
     await path.publish(proposal.compiled.snapshot);
     const released = desired.releasedBy(proposal);
@@ -311,11 +328,11 @@ export class Reloader {
       .catch(() => {});
   }
 
-  async #changeNetwork(config: Config, compiled: Parameters<Desired['retainedNeeds']>[0]): Promise<NetworkReport> {
+  async #changeNetwork(proposal: Proposal): Promise<NetworkReport> {
     const { desired, network } = this.#parts;
     const before = { config: desired.config, needs: desired.retainedNeeds() };
     try {
-      return await network.update(config, desired.retainedNeeds(compiled));
+      return await network.update(proposal.config, desired.retainedNeeds(proposal));
     } catch (error) {
       await network.update(before.config, before.needs).catch(() => {});
       throw error;
@@ -326,19 +343,26 @@ export class Reloader {
   async #sweep(): Promise<readonly string[]> {
     const { desired, network, readers, clock, log } = this.#parts;
     clearTimeout(this.#sweepTimer);
-    if (desired.removedBackends().length === 0 && desired.removedServices().length === 0) return [];
-    const census = takeCensus([readers.tcp, readers.any], clock.nowMs(), desired.identities.backendRows);
-    const { forgotten, kept } = desired.forget(census.backends);
-    if (kept > 0 && !this.#isClosed) {
+    const { retained } = desired;
+    if (isNothing(retained) && desired.removedBackends().length === 0 && desired.removedServices().length === 0)
+      return [];
+    const tables = [readers.tcp, readers.any];
+    const nowMs = clock.nowMs();
+    const used = await usedNeeds(tables, retained, nowMs);
+    const census = takeCensus(tables, nowMs, desired.identities.backendRows);
+    const { forgotten, kept } = desired.forget(census.backends, used);
+    if ((kept > 0 || !isNothing(used)) && !this.#isClosed) {
       this.#sweepTimer = setTimeout(() => void this.inTurn(() => this.#sweepLater()).catch(() => {}), SWEEP_MS).unref();
     }
-    if (forgotten === 0) return [];
-    const { commands } = await network.update(desired.config, desired.retainedNeeds());
-    log.info(
-      'drained',
-      `${plural(forgotten, 'removed service or backend', 'removed services and backends')} without connections forgotten`,
-      { forgotten, kept },
-    );
+    const isLess = !isNothing(needsWithout(retained, used));
+    const commands = isLess ? (await network.update(desired.config, desired.retainedNeeds())).commands : [];
+    if (forgotten > 0) {
+      log.info(
+        'drained',
+        `${plural(forgotten, 'removed service or backend', 'removed services and backends')} without connections forgotten`,
+        { forgotten, kept },
+      );
+    }
     return commands;
   }
 

@@ -18,9 +18,11 @@ import {
 } from '../conntrack/record.js';
 import * as S from '../datapath/snapshot.js';
 import type { Tables } from '../datapath/tables.js';
-import { formatEndpoint } from '../wire/address.js';
+import { formatEndpoint, formatIpv4 } from '../wire/address.js';
 import type { Predecessor } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
+import { type NetworkNeeds, NO_NEEDS } from './network-plan.js';
+import { mergeNeeds } from './retained-needs.js';
 
 /**
  * The connections of an earlier run, found in its state file. Their records name service and backend by ids which that run gave
@@ -31,6 +33,8 @@ export interface Survivors {
   readonly identities: Identities;
   /** In place of the earlier run's last snapshot. */
   readonly previous: Predecessor;
+  /** What the connections need of the kernel, whatever the file says. */
+  readonly needs: NetworkNeeds;
 }
 
 /** `conntrack.drainTimeout` of a service that is not in the file, and so says nothing about it: the default. */
@@ -39,13 +43,29 @@ const DRAIN_MS = 300_000;
 interface Owner {
   readonly service: ServiceIdentity;
   readonly backend: BackendIdentity;
+  /** Its answers come with a client as destination. */
+  isLedIn: boolean;
+}
+
+/** What the records of both tables tell. */
+interface Findings {
+  readonly identities: Identities;
+  /** MODE_* by service id. */
+  readonly modes: Map<number, number>;
+  readonly owners: Map<BackendIdentity, Owner>;
+  readonly snatAddresses: Set<number>;
 }
 
 /** Gives every record its new ids. Nobody else may be using the tables. */
 export function adoptSurvivors({ tcp, any }: Tables): Survivors {
-  const identities = new Identities();
-  const modes = new Map<number, number>();
-  for (const memory of [tcp, any]) adoptTable(memory, identities, modes);
+  const findings: Findings = {
+    identities: new Identities(),
+    modes: new Map(),
+    owners: new Map(),
+    snatAddresses: new Set(),
+  };
+  for (const memory of [tcp, any]) adoptTable(memory, findings);
+  const { identities, modes } = findings;
 
   const services = new Int32Array(identities.serviceRows * S.SERVICE_WORDS);
   for (let id = 1; id < identities.serviceRows; id++) {
@@ -77,10 +97,19 @@ export function adoptSurvivors({ tcp, any }: Tables): Survivors {
     snatIndex: new Int32Array(0),
     ownSince: 0,
   };
-  return { identities, previous: { snapshot, drainMs } };
+  return { identities, previous: { snapshot, drainMs }, needs: needsOf(findings) };
 }
 
-function adoptTable(memory: TableMemory, identities: Identities, modes: Map<number, number>): void {
+function needsOf({ owners, snatAddresses }: Findings): NetworkNeeds {
+  const all = [...owners.values()];
+  const addresses = [...all.map(({ service }) => service.vip), ...snatAddresses].map(formatIpv4);
+  const endpoints = all
+    .filter(({ isLedIn }) => isLedIn)
+    .map(({ service: { protocol }, backend: { address, port } }) => ({ address: formatIpv4(address), port, protocol }));
+  return mergeNeeds({ addresses, endpoints }, NO_NEEDS);
+}
+
+function adoptTable(memory: TableMemory, { identities, modes, owners, snatAddresses }: Findings): void {
   const table = new FlowTable(memory);
   const { words, bytes } = table;
   /** By former backend id; only a hint, since whoever wrote the ids may have been killed in the middle of it. */
@@ -105,12 +134,16 @@ function adoptTable(memory: TableMemory, identities: Identities, modes: Map<numb
       const name = formatEndpoint(vip, port);
       const service = identities.service({ name, address: { word: vip }, port, protocolNumber: protocol });
       const member = { name: formatEndpoint(address, backendPort), address: { word: address }, port: backendPort };
-      owner = { service, backend: identities.backend(service, member) };
+      const backend = identities.backend(service, member);
+      owner = owners.get(backend) ?? { service, backend, isLedIn: false };
+      owners.set(backend, owner);
       known.set(words[word + BACKEND_ID]!, owner);
     }
     words[word + SERVICE] = owner.service.id;
     words[word + BACKEND_ID] = owner.backend.id;
     const mode = modeOf(words, word, bytes[record * RECORD_BYTES + TYPE]!);
+    if (mode === S.MODE_DNAT) owner.isLedIn = true;
+    else if (mode === S.MODE_SNAT) snatAddresses.add(words[word + RETURN]!);
     // A flow of a dnat service can have another source port (a clash), one of an snat service its own.
     modes.set(owner.service.id, Math.min(mode, modes.get(owner.service.id) ?? mode));
   }

@@ -1,4 +1,4 @@
-import { closeSync, openSync, readSync, writeSync } from 'node:fs';
+import { closeSync, ftruncateSync, openSync, readSync, writeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
 import type { CaptureReader } from '../wire/capture.js';
 import { openCapture } from '../wire/pcap.js';
@@ -40,16 +40,17 @@ export class CaptureFile {
   }
 }
 
-/** A file that is written from start to end. */
+/** A file that is written from start to end: of each piece all of it, or nothing. */
 export class OutputFile {
   readonly #path: string;
   readonly #fd: number;
+  #bytes = 0;
 
   /** Creates or truncates it. @throws WeirError USAGE when it cannot be written. */
-  constructor(path: string) {
+  constructor(path: string, mode = 0o666) {
     this.#path = path;
     try {
-      this.#fd = openSync(path, 'w');
+      this.#fd = openSync(path, 'w', mode);
     } catch (error) {
       throw this.#failure(error);
     }
@@ -60,12 +61,23 @@ export class OutputFile {
     try {
       for (let at = 0; at < bytes.length; ) at += writeSync(this.#fd, bytes, at);
     } catch (error) {
+      this.#cutBack();
       throw this.#failure(error);
     }
+    this.#bytes += bytes.length;
   }
 
   close(): void {
     closeSync(this.#fd);
+  }
+
+  /** Takes away what was written of the last piece; from a pipe nothing can be. */
+  #cutBack(): void {
+    try {
+      ftruncateSync(this.#fd, this.#bytes);
+    } catch {
+      // See above.
+    }
   }
 
   #failure(error: unknown): WeirError {

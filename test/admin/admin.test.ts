@@ -350,6 +350,17 @@ t.test('sockets', async (t) => {
     await admin.close();
   });
 
+  t.test('probes of HTTP/1.0, which name no host, are answered', async (t) => {
+    const socket = join(folder, 'old.sock');
+    const admin = await serveAdmin(weir, { socket, listen: null, dashboard: false });
+    const client = connect(socket);
+    let answer = '';
+    client.on('data', (data) => (answer += data)).write('GET /healthz HTTP/1.0\r\n\r\n');
+    await once(client, 'close');
+    t.match(answer, /^HTTP\/1\.1 200 OK[\s\S]*"ok"/);
+    await admin.close();
+  });
+
   t.test('closing waits for nobody', async (t) => {
     const socket = join(folder, 'busy.sock');
     weir.chunks = function* () {

@@ -41,6 +41,10 @@ const LINES = [
   '  ]',
   '    }',
   '    {',
+  '{',
+  '}',
+  'x: {',
+  '"',
   '  - |',
   '  - >-',
   '    note: |1',
@@ -107,6 +111,21 @@ t.test('read in pieces, a text says what it says whole, or nothing', async (t) =
     { numRuns: 5000 },
   );
   t.ok(told > 300, `${told} of 5000 were read in pieces`);
+});
+
+t.test('a list that only looks like that of the services is left to the whole', async (t) => {
+  const list = ['services:', ...MEMBER].join('\n');
+  for (const text of [
+    `{\n${list}\n}\n`,
+    ` # a map\n\n  {\n${list}\n}\n`,
+    `services: []\nx: {\n${list}\n}\n`,
+    `services: []\nseed: "\n${list.replaceAll('"', '')}\n"\n`,
+    `services: []\nseed: '\n${list}\n'\n`,
+    `seed: members-of-services\n${list}\n`,
+  ]) {
+    t.equal(new YamlPieces().read(text), undefined, text.slice(0, 30));
+  }
+  t.strictSame(new YamlPieces().read(`# {\n${list}\n`), whole(`# {\n${list}\n`));
 });
 
 t.test('any change of a line is seen', async (t) => {

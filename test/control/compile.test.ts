@@ -33,6 +33,7 @@ class Control {
       nowMs,
       ...previous,
     });
+    this.identities.rename(config.services);
     return this.compiled.snapshot;
   }
 

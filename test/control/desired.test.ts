@@ -4,6 +4,7 @@ import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { Desired } from '../../lib/control/desired.js';
 import { findBackend } from '../../lib/control/find-backend.js';
+import { NO_NEEDS } from '../../lib/control/network-plan.js';
 import { requireReloadable } from '../../lib/control/reloadable.js';
 import * as S from '../../lib/datapath/snapshot.js';
 import { parseIpv4 } from '../../lib/wire/address.js';
@@ -43,14 +44,9 @@ t.test('what leaves the file is remembered while flows use it, and its ids then 
   t.strictSame(names(desired.removedBackends()), [], 'a proposal changes nothing');
   t.strictSame(names(desired.removedBackends(proposal.compiled)), ['b2', 'b1']);
   t.equal(desired.config.services.length, 2);
-  const needs = {
-    addresses: ['10.96.0.2'],
-    endpoints: [
-      { address: '10.2.0.2', port: 80, protocol: 6 },
-      { address: '10.2.0.1', port: 80, protocol: 6 },
-    ],
-  };
-  t.strictSame(desired.retainedNeeds(proposal.compiled), needs);
+  // b1 of the removed service is still led in as that of the other.
+  const needs = { addresses: ['10.96.0.2'], endpoints: [{ address: '10.2.0.2', port: 80, protocol: 6 }] };
+  t.strictSame(desired.retainedNeeds(proposal), needs);
   desired.take(proposal);
   t.equal(desired.config, next);
   t.strictSame(names(desired.removedServices()), ['old']);
@@ -58,13 +54,15 @@ t.test('what leaves the file is remembered while flows use it, and its ids then 
 
   const flows = new Float64Array(desired.identities.backendRows);
   flows[oldB1] = 3;
-  t.strictSame(desired.forget(flows), { forgotten: 1, kept: 1 });
+  const used = { addresses: ['10.96.0.2'], endpoints: [] };
+  t.strictSame(desired.forget(flows, used), { forgotten: 1, kept: 1 });
+  t.strictSame(desired.retainedNeeds(), used);
   t.strictSame(names(desired.removedBackends()), ['b1'], 'b2 is gone; b1 of the removed service has flows');
   t.strictSame(names(desired.removedServices()), ['old'], 'and so its service stays');
   t.equal(desired.identities.backendName(b2!), undefined);
 
   flows[oldB1] = 0;
-  t.strictSame(desired.forget(flows), { forgotten: 2, kept: 0 });
+  t.strictSame(desired.forget(flows, NO_NEEDS), { forgotten: 2, kept: 0 });
   t.strictSame([desired.removedServices(), desired.removedBackends()], [[], []]);
   t.strictSame(desired.retainedNeeds(), { addresses: [], endpoints: [] });
 
@@ -73,6 +71,16 @@ t.test('what leaves the file is remembered while flows use it, and its ids then 
   t.equal(again!.id, webId, 'what stayed has its id');
   t.equal(again!.backends[0]!.id, b1);
   t.equal(fresh!.id, oldId, 'an id that nobody holds is used again');
+});
+
+t.test('names are those of the file in use: what is proposed and not taken changes none', async (t) => {
+  const desired = new Desired(file(service('web', '10.96.0.1', [B1])), 0);
+  const [{ id, backends }] = desired.configured() as [ReturnType<Desired['configured']>[number]];
+  const called = (): unknown => [desired.identities.serviceName(id), desired.identities.backendName(backends[0]!.id)];
+  const renamed = desired.propose(file(service('shop', '10.96.0.1', [B1.replace('b1', 'first')])), 1);
+  t.strictSame(called(), ['web', 'b1']);
+  desired.take(renamed);
+  t.strictSame(called(), ['shop', 'first']);
 });
 
 t.test('the return path is kept for dnat alone; its deadline ends when the backend comes back', async (t) => {
@@ -87,6 +95,40 @@ t.test('the return path is kept for dnat alone; its deadline ends when the backe
   desired.take(desired.propose(both([B1, B2]), 20));
   t.strictSame(desired.removedBackends(), []);
 });
+
+t.test(
+  'the return path outlives a change of mode, and pools a change of addresses, until they are not used',
+  async (t) => {
+    const of = (mode: string, pool: string, backends: string[]): Config =>
+      configOf(
+        `snat: { addresses: [${pool}] }\ntunnel: { address: 10.2.0.99 }\nservices:\n${service('web', '10.96.0.1', backends, `mode: ${mode},`)}`,
+      );
+    const [b1, b2] = ['10.2.0.1', '10.2.0.2'].map((address) => ({ address, port: 80, protocol: 6 }));
+    const desired = new Desired(of('dnat', '10.99.0.1', [B1, B2]), 0);
+    const turn = (...next: Parameters<typeof of>): void => desired.take(desired.propose(of(...next), 0));
+    turn('snat', '10.99.0.2', [B1]);
+    t.strictSame(
+      desired.retainedNeeds(),
+      { addresses: ['10.99.0.1'], endpoints: [b1, b2] },
+      'also of what was removed with it',
+    );
+    turn('dsr', '10.99.0.3', [B1]);
+    const all = { addresses: ['10.99.0.2', '10.99.0.1'], endpoints: [b1, b2] };
+    t.strictSame(desired.retainedNeeds(), all);
+    const other = desired.fork();
+    turn('dnat', '10.99.0.1', [B1]);
+    t.strictSame(
+      desired.retainedNeeds(),
+      { addresses: ['10.99.0.3', '10.99.0.2'], endpoints: [b2] },
+      'the file sees to the rest',
+    );
+    t.strictSame(other.retainedNeeds(), all, 'a fork goes its own way');
+    other.forget(new Float64Array(other.identities.backendRows), { addresses: [], endpoints: [b1!] });
+    t.strictSame(other.retainedNeeds(), { addresses: [], endpoints: [b1] });
+    other.take(other.propose(other.config, 1));
+    t.strictSame(other.retainedNeeds(), { addresses: [], endpoints: [b1] });
+  },
+);
 
 t.test('a node: what is led in, and what is kept', async (t) => {
   const ends = 'role: node\ntunnel: { address: 10.2.0.1 }\nservices:\n';

@@ -1,8 +1,10 @@
-import { mkdtempSync, rmSync, unlinkSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, mkdtempSync, rmdirSync, rmSync, truncateSync, unlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import t from 'tap';
 import { ManualClock } from '../../lib/base/clock.js';
+import { MAX_CONFIG_BYTES } from '../../lib/base/limits.js';
 import { readConfigText, requireConfig } from '../../lib/config/load.js';
 import { allocateTable } from '../../lib/conntrack/memory.js';
 import { TableReader } from '../../lib/conntrack/table-reader.js';
@@ -138,6 +140,52 @@ t.test('the file is read again if it is another, and judged once', async (t) => 
   t.strictSame(office.events().slice(4), ['reload-applied'], 'the former contents are taken anew');
   await reloader.reload();
   t.equal(reloader.version, 4, 'a command does not ask whether anything has changed');
+  await reloader.close();
+});
+
+t.test('what is no file, is too large or has mistakes without end is refused at once', async (t) => {
+  writeFileSync(path, text({ b1: 1 }));
+  const office = new Office();
+  const { reloader, lines } = office;
+  unlinkSync(path);
+  // Nobody writes to it: whoever waited for that would wait for ever.
+  execFileSync('mkfifo', [path]);
+  await t.rejects(reloader.reload(), { code: 'CONFIG_UNREADABLE', message: /is no file/ });
+  unlinkSync(path);
+  mkdirSync(path);
+  await t.rejects(reloader.reload(), { code: 'CONFIG_UNREADABLE', message: /is no file/ });
+  rmdirSync(path);
+  writeFileSync(path, '');
+  truncateSync(path, MAX_CONFIG_BYTES + 1);
+  await t.rejects(reloader.reload(), { code: 'CONFIG_UNREADABLE', message: /has 8388609 bytes, and may have 8388608/ });
+  writeFileSync(path, 'k: v\n'.repeat(20_000));
+  await t.rejects(reloader.reload(), {
+    code: 'CONFIG_INVALID',
+    message: /\n19,900 more mistakes|\n19900 more mistakes/,
+  });
+  t.equal((lines.at(-1)!.problems as unknown[]).length, 100);
+  t.ok(reloader.last.message.length < 100_000, 'and told in few words');
+  writeFileSync(path, text({ b1: 2 }));
+  await reloader.reload();
+  t.equal(reloader.version, 2);
+  await reloader.close();
+});
+
+t.test('reloads that wait for their turn are one, which reads what was written before any of them', async (t) => {
+  writeFileSync(path, text({ b1: 1 }));
+  const office = new Office();
+  const { reloader, published } = office;
+  office.hold();
+  const first = reloader.reload();
+  while (published.length < 1) await new Promise((resolve) => setTimeout(resolve, 5));
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const storm = Array.from({ length: 1000 }, () => reloader.reload());
+  office.release();
+  await Promise.all([first, ...storm]);
+  t.strictSame([reloader.version, published.length], [3, 2]);
+  t.strictSame(office.takers(), ['b1', 'b2']);
+  await reloader.reload();
+  t.equal(reloader.version, 4);
   await reloader.close();
 });
 

@@ -32,6 +32,7 @@ import {
 import { imageBytes } from '../../lib/conntrack/state-image.js';
 import { Desired } from '../../lib/control/desired.js';
 import type { EventLog } from '../../lib/control/log.js';
+import { NO_NEEDS } from '../../lib/control/network-plan.js';
 import { openStateFile, type StateFile } from '../../lib/control/state-file.js';
 import { adoptSurvivors } from '../../lib/control/survivors.js';
 import * as S from '../../lib/datapath/snapshot.js';
@@ -234,11 +235,11 @@ t.test('survivors get the ids of this run, and what has left the file drains', a
   t.equal(snapshot.services[service + S.SERVICE_MODE], S.MODE_SNAT);
   t.ok(snapshot.services[service + S.SERVICE_FLAGS]! & S.SERVICE_REMOVED);
   t.same(desired.retainedNeeds(), {
-    addresses: ['10.96.0.10'],
+    addresses: ['10.96.255.1'],
     endpoints: [{ address: '10.2.0.12', port: 8080, protocol: 6 }],
   });
   const flows = new Float64Array(identities.backendRows);
-  t.same(desired.forget(flows), { forgotten: 3, kept: 0 }, 'without flows they are forgotten');
+  t.same(desired.forget(flows, NO_NEEDS), { forgotten: 3, kept: 0 }, 'without flows they are forgotten');
   file.close();
 });
 

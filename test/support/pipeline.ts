@@ -94,12 +94,14 @@ export class TestPipeline {
 
   /** @param ledIn of a node: the endpoints whose answers are led in */
   configure(source: string | Config, ledIn?: readonly ReturnEndpoint[]): void {
-    this.compiled = compile(parse(source), this.identities, {
+    const config = parse(source);
+    this.compiled = compile(config, this.identities, {
       isUp: (backend) => !this.down.has(backend),
       nowMs: this.nowMs,
       ...(this.compiled ? { previous: this.compiled } : {}),
       ...(ledIn ? { ledIn } : {}),
     });
+    this.identities.rename(config.services);
     this.pipeline.use(this.compiled.snapshot);
   }
 

@@ -13,6 +13,7 @@ import { compareNetworks, type NetworkSetup } from '../network.js';
 import type { NetworkNeeds } from '../network-plan.js';
 import { fixedChanges, requireReloadable } from '../reloadable.js';
 import { judge } from '../reloader.js';
+import { usedNeeds } from '../retained-needs.js';
 import { compareSettings, pairServices, type ServicePair } from './config-diff.js';
 import { countFates, FateCount } from './fates.js';
 import type { FlowFates, NetworkChanges, PlanView, ServicePlan } from './plan-view.js';
@@ -64,13 +65,12 @@ export async function planReload(
   await countFates(tables, before.snapshot, isNode ? null : after.snapshot, nowMs, counts);
   const affinity = hasAffinity(before) ? await parts.countAffinity() : new Map<number, number>();
 
-  const drainsEnded = fork
-    .releasedBy(proposal)
-    .map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
+  const released = fork.releasedBy(proposal);
   fork.take(proposal);
+  const drainsEnded = released.map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
   const removed = byPlace(fork.removedServices());
   const needs = [fork.retainedNeeds()];
-  fork.forget(counts.backends);
+  fork.forget(counts.backends, await usedNeeds(tables, fork.retained, nowMs));
   needs.push(fork.retainedNeeds(), { addresses: [], endpoints: fork.learned });
   const lost = lostClients(affinity, before.snapshot, after.snapshot);
   const services = await planServices(pairs, fork, before, after, {

@@ -687,17 +687,10 @@ t.test('import: a configuration, warnings, --strict', async (t) => {
     printed.stderr,
     `warning: ${rules}:1:1 -t 10.96.0.10:80: wrr becomes random: drawn by lot, with the same shares\n`,
   );
-  const written = await weir(
-    'import',
-    'ipvs',
-    rules,
-    '--base',
-    write('base.yaml', 'seed: abc\n'),
-    '-O',
-    out,
-    '--strict',
-  );
-  t.strictSame([written.code, written.stdout], [1, '']);
+  const into = ['import', 'ipvs', rules, '--base', write('base.yaml', 'seed: abc\n'), '-O', out];
+  t.strictSame([(await weir(...into, '--strict')).code, existsSync(out)], [1, false], 'nothing is written');
+  const written = await weir(...into);
+  t.strictSame([written.code, written.stdout], [0, '']);
   t.match(written.stderr, `${out}: 1 service, 1 backend\n`);
   t.equal((await weir('check', '-c', out)).code, 0);
   t.match((await weir('import', 'ipvs', rules, '--base', out, '-O', out)).stderr, ', as before\n');

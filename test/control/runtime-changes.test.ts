@@ -12,6 +12,7 @@ import {
 } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
+import type { Finding } from '../../lib/control/doctor/finding.js';
 import { NotifyReceiver } from '../support/notify-receiver.js';
 import {
   ask,
@@ -106,6 +107,32 @@ t.test('a running weir', needsWeir(t), async (t) => {
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
     t.strictSame(traces(), []);
+  });
+
+  t.test('doctor sees what somebody has taken away, and its commands bring it back', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    const complaints = (): { name: string; found: string; mend: string }[] =>
+      (JSON.parse(weir('doctor', '-c', config, '-o', 'json').stdout) as (Finding & { mend: string })[]).filter(
+        ({ status }) => status === 'fail',
+      );
+    t.strictSame(complaints(), []);
+    inside('ip', 'rule', 'del', 'priority', '1001');
+    inside('ip', 'route', 'del', '10.96.0.10', 'dev', 'weir0');
+    inside('sysctl', '-qw', 'net.ipv4.ip_forward=0');
+    const found = complaints();
+    t.strictSame(
+      found.map(({ name }) => name),
+      ['ip-forward', 'set-up'],
+    );
+    t.match(found[1]!.found, /ip rule add priority 1001 .*ip route replace 10\.96\.0\.10 /);
+    t.equal(found[1]!.mend, `weir reload --socket ${socket}`);
+    inside('sh', '-c', found[0]!.mend);
+    t.equal(weir(...found[1]!.mend.split(' ').slice(1)).code, 0);
+    t.strictSame(complaints(), []);
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
   });
 
   t.test('connections are written out, forgotten, and taken over again', async (t) => {

@@ -383,7 +383,9 @@ t.test('a neighbour answers for a VIP', async (t) => {
   await must(
     `unshare -n sh -c 'until ip link set c0-peer up 2>/dev/null; do sleep 0.05; done; ip address add 10.1.0.80/24 dev c0-peer; exec sleep 1000' & neighbour=$!`,
   );
-  await must('until ip link set c0-peer netns $neighbour 2>/dev/null; do sleep 0.05; done');
+  // Before it is in a namespace of its own, a move to it goes well and nowhere.
+  await must('until [ "$(readlink /proc/$neighbour/ns/net)" != "$(readlink /proc/$$/ns/net)" ]; do sleep 0.05; done');
+  await must('ip link set c0-peer netns $neighbour');
   await must('until nsenter -n -t $neighbour ip -4 address show dev c0-peer | grep -q 10.1.0.80; do sleep 0.05; done');
   const { code, complaints } = await examine(onLink);
   t.equal(code, 1);

@@ -1,6 +1,6 @@
 /*
  * npm run release: makes weir-VERSION-linux-ARCH.tar.gz of a built checkout, to be unpacked on hosts that have Node.js and neither npm
- * nor a compiler. It holds the files that package.json names, the documentation, and what is installed of the production dependencies.
+ * nor a compiler. It holds the files that package.json names, and what is installed of the production dependencies.
  */
 import { execFileSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
@@ -39,7 +39,7 @@ execFileSync(
       '--numeric-owner',
     ],
     ...['--mode=u=rwX,go=rX', '--exclude=dist/.tsbuildinfo', '--transform=s,^,weir/,'],
-    ...['package.json', ...files, 'docs', ...outermost],
+    ...['package.json', ...files, ...outermost],
   ],
   { stdio: 'inherit' },
 );

@@ -87,6 +87,9 @@ async function stopAll(t: Test, weirs: readonly WeirProcess[]): Promise<void> {
 
 /** What a gateway and its nodes know of the connections that were. */
 async function checkTables(t: Test, lab: Lab, gateway: WeirProcess, node: WeirProcess, knows: boolean): Promise<void> {
+  // Some for every node, and so recent that none has expired: closed ones are listed for 10 s.
+  const many = ['-sS', '-Z', '-o', '/dev/null', `http://${VIP}/bytes/[1001-1040]`];
+  await lab.exec('client', 'curl', many, { timeoutMs: 60_000 });
   const flows = JSON.parse((await gateway.command(['ct', 'list', '-o', 'json'])).stdout);
   t.ok(flows.length > 0 && flows.every(({ type }: { type: string }) => type === 'SVC'));
   t.ok(

@@ -221,13 +221,15 @@ t.test('an idle weir sleeps', needsRoot(t, 'ip'), async (t) => {
 });
 
 /** Niceness of the main thread, and of the one that waits in io_uring_enter. */
-/** Of the thread that waits in io_uring_enter, and of all others. */
+/** Of the thread that waits in io_uring_enter, and of all others but the kernel's that work for it. */
 function priorities(pid: number): { dataPath: number | undefined; others: number[] } {
   const niceness = (task: string): number => {
     const stat = readFileSync(`/proc/${pid}/task/${task}/stat`, 'utf8');
     return Number(stat.slice(stat.lastIndexOf(')') + 2).split(' ')[16]);
   };
-  const tasks = readdirSync(`/proc/${pid}/task`);
+  const isKernels = (task: string): boolean =>
+    readFileSync(`/proc/${pid}/task/${task}/comm`, 'utf8').startsWith('iou-');
+  const tasks = readdirSync(`/proc/${pid}/task`).filter((task) => !isKernels(task));
   const waiting = tasks.find((task) => readFileSync(`/proc/${pid}/task/${task}/syscall`, 'utf8').startsWith('426 '));
   const others = tasks.filter((task) => task !== waiting).map(niceness);
   return { dataPath: waiting === undefined ? undefined : niceness(waiting), others: [...new Set(others)] };

@@ -59,8 +59,13 @@ async function areUnderWay(weir: WeirProcess): Promise<FlowJson[]> {
 
 /** What the closing of a connection leaves behind where its sequence numbers were followed. */
 async function checkEnds(t: Test, weir: WeirProcess, moved: readonly FlowJson[]): Promise<void> {
-  const after = await flows(weir);
-  // The first to end may be gone by now.
+  // The first to end may be gone by now; the last ones may still be saying goodbye.
+  const isMoved = ({ client }: FlowJson): boolean => moved.some((each) => each.client === client);
+  let after = await flows(weir);
+  for (let left = 50; left > 0 && after.some((each) => isMoved(each) && !/^CLOS/.test(each.state)); left--) {
+    await new Promise((resolve) => setTimeout(resolve, 100));
+    after = await flows(weir);
+  }
   const known = moved.filter(({ client }) => after.some((each) => each.client === client));
   t.not(known.length, 0);
   for (const { client, snat, backend } of known) {

@@ -13,8 +13,9 @@ import { YamlSource } from './yaml-source.js';
  *
  * The law: either nothing is said (`undefined`) or exactly what a YamlSource of the whole text says, without any mistake. So whatever could
  * mean something else in parts is left to that: mistakes of any kind, anchors and aliases (which reach across members), other documents, a
- * list in brackets, JSON. That the mark is found where the members belong tells that `services:` is no part of a value. A line that looks like a member's first and is inside of a quoted or bracketed value leaves a member before
- * it that does not end, which is a mistake; inside of a block of text it would stand further right.
+ * list in brackets, JSON. That the mark is found where the members belong tells that `services:` is no part of a value. A line that looks
+ * like a member's first and is inside of a quoted or bracketed value leaves a member before it that does not end, which is a mistake;
+ * inside of a block of text it would stand further right.
  */
 export class YamlPieces {
   /** Members of the text last read. */

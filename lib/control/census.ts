@@ -18,18 +18,10 @@ export interface Census {
 /** Records counted between two rests: some 2 ms. */
 const SLICE_RECORDS = 8192;
 
-/** @param backendRows ids are below this */
-export function takeCensus(readers: readonly TableReader[], nowMs: number, backendRows: number): Census {
-  const steps = censusInSteps(readers, nowMs, backendRows);
-  for (;;) {
-    const { done, value } = steps.next();
-    if (done) return value;
-  }
-}
-
 /**
- * The same with rests in between, for whoever has other things to do. Connections come and go meanwhile, as in a list.
+ * Counts them, in steps for whoever has other things to do. Connections come and go meanwhile, as in a list.
  *
+ * @param backendRows ids are below this
  * @param alsoVisit called with the records of each step
  */
 export function* censusInSteps(

@@ -223,7 +223,11 @@ export class Observer implements RunningWeir {
     const { reloader, path } = this.#parts;
     return reloader.inTurn(() => {
       const against = { path: reloader.configPath, version: reloader.version };
-      return planReload(name, text, against, { ...this.#parts, countAffinity: () => path.countAffinity() });
+      return planReload(name, text, against, {
+        ...this.#parts,
+        countAffinity: () => path.countAffinity(),
+        packetsRead: () => this.packetsRead(),
+      });
     });
   }
 

@@ -7,13 +7,15 @@ import { formatProblem, type Problem, parseConfig, readConfigFile } from '../con
 import type { YamlPieces } from '../config/yaml-pieces.js';
 import type { TableReader } from '../conntrack/table-reader.js';
 import type { DataPath } from '../datapath/data-path.js';
-import { takeCensus } from './census.js';
+import { STAT_RX_PACKETS } from '../datapath/stats.js';
+import { censusInSteps } from './census.js';
 import type { Desired, Proposal } from './desired.js';
 import { findBackend, type NamedMember } from './find-backend.js';
 import type { BackendIdentity } from './identity.js';
 import type { EventLog } from './log.js';
 import type { NetworkReport, NetworkSetup } from './network.js';
 import type { ReturnEndpoint } from './network-plan.js';
+import { inSteps } from './pace.js';
 import { requireReloadable } from './reloadable.js';
 import { isNothing, needsWithout, usedNeeds } from './retained-needs.js';
 import { countParts, plural, sayCounts } from './summary.js';
@@ -341,15 +343,16 @@ export class Reloader {
 
   /** Forgets what left the file and is not in use any more. @returns the commands that took */
   async #sweep(): Promise<readonly string[]> {
-    const { desired, network, readers, clock, log } = this.#parts;
+    const { desired, path, network, readers, clock, log } = this.#parts;
     clearTimeout(this.#sweepTimer);
     const { retained } = desired;
     if (isNothing(retained) && desired.removedBackends().length === 0 && desired.removedServices().length === 0)
       return [];
     const tables = [readers.tcp, readers.any];
     const nowMs = clock.nowMs();
-    const used = await usedNeeds(tables, retained, nowMs);
-    const census = takeCensus(tables, nowMs, desired.identities.backendRows);
+    const packetsRead = (): number => path.stats[STAT_RX_PACKETS]!;
+    const used = await inSteps(usedNeeds(tables, retained, nowMs), packetsRead);
+    const census = await inSteps(censusInSteps(tables, nowMs, desired.identities.backendRows), packetsRead);
     const { forgotten, kept } = desired.forget(census.backends, used);
     if ((kept > 0 || !isNothing(used)) && !this.#isClosed) {
       this.#sweepTimer = setTimeout(() => void this.inTurn(() => this.#sweepLater()).catch(() => {}), SWEEP_MS).unref();

@@ -1,4 +1,3 @@
-import { setImmediate } from 'node:timers/promises';
 import {
   BACKEND,
   CLIENT,
@@ -20,7 +19,7 @@ import { mergeEndpoints, type NetworkNeeds, type ReturnEndpoint } from './networ
  * mode, or the snat pool of other addresses. What one configuration needs and the next does not is retained until no flow uses it.
  */
 
-/** Records looked at between two pauses: a few ms. */
+/** Records looked at in a step: a few ms. */
 const SLICE_RECORDS = 8192;
 
 /** What is left of needs when others see to part of them. */
@@ -44,19 +43,19 @@ export function isNothing({ addresses, endpoints }: NetworkNeeds): boolean {
   return addresses.length === 0 && endpoints.length === 0;
 }
 
-/** Those of `needs` that live flows have. Looks at every record, and rests in between. */
-export async function usedNeeds(
+/** Those of `needs` that live flows have. Looks at every record, in steps. */
+export function* usedNeeds(
   readers: readonly TableReader[],
   needs: NetworkNeeds,
   nowMs: number,
-): Promise<NetworkNeeds> {
+): Generator<void, NetworkNeeds> {
   if (isNothing(needs)) return needs;
   const unused = new Unused(needs);
   const visit = (records: Records, record: number): void => unused.strike(records, record);
   for (const reader of readers) {
     for (let first = 0; first < reader.highWater && !unused.isEmpty; first += SLICE_RECORDS) {
       reader.visitLive(first, SLICE_RECORDS, nowMs, visit);
-      await setImmediate();
+      yield;
     }
   }
   return needsWithout(needs, unused.needs);

@@ -67,7 +67,7 @@ export async function runWeir(options: RuntimeOptions): Promise<number> {
   const runtime = new Runtime(options);
   const stop = (signal: NodeJS.Signals): void => runtime.end(0, signal);
   const reload = (): void => void runtime.reload().catch(() => {});
-  // For good: of the last moments too the exit code is weir's own, whoever presses Ctrl-C again.
+  // For good: until Node.js itself takes them away, a second Ctrl-C changes neither what is tidied up nor the exit code.
   process.on('SIGTERM', stop).on('SIGINT', stop).on('SIGHUP', reload);
   return await runtime.run();
 }

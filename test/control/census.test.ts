@@ -1,7 +1,7 @@
 import t from 'tap';
 import { STATE_NAMES } from '../../lib/conntrack/record.js';
-import { takeCensus } from '../../lib/control/census.js';
 import { tcp, udp } from '../fixtures/packets.js';
+import { takeCensus } from '../support/census.js';
 import { TestPipeline } from '../support/pipeline.js';
 
 const CONFIG = `

@@ -12,6 +12,7 @@ import { Desired } from '../../lib/control/desired.js';
 import { EventLog } from '../../lib/control/log.js';
 import { Reloader, type ReloaderParts } from '../../lib/control/reloader.js';
 import * as S from '../../lib/datapath/snapshot.js';
+import { STAT_RX_PACKETS } from '../../lib/datapath/stats.js';
 
 const folder = mkdtempSync(join(tmpdir(), 'weir-reloader-'));
 t.teardown(() => rmSync(folder, { recursive: true }));
@@ -45,7 +46,10 @@ class Office {
       configPath: path,
       configText,
       desired: this.desired,
-      path: { publish: (snapshot: S.Snapshot) => this.#publish(snapshot) } as ReloaderParts['path'],
+      path: {
+        stats: new Float64Array(STAT_RX_PACKETS + 1),
+        publish: (snapshot: S.Snapshot) => this.#publish(snapshot),
+      } as unknown as ReloaderParts['path'],
       network: { update: async () => ({ commands: [], notes: [] }) } as unknown as ReloaderParts['network'],
       readers: { tcp: reader, any: reader },
       clock,

@@ -1,4 +1,3 @@
-import { setImmediate } from 'node:timers/promises';
 import { BACKEND_ID, RECORD_WORDS, SERVICE } from '../../conntrack/record.js';
 import type { Records, TableReader } from '../../conntrack/table-reader.js';
 import { isOver } from '../../datapath/cut.js';
@@ -6,7 +5,7 @@ import { picksAgain } from '../../datapath/picks-again.js';
 import type { Snapshot } from '../../datapath/snapshot.js';
 import type { FlowFates } from './plan-view.js';
 
-/** Records between two pauses: 1 ms, so that nothing else of the main thread waits for long. */
+/** Records counted in a step: 1 ms. */
 const SLICE_RECORDS = 8192;
 
 const KEPT = 0;
@@ -47,18 +46,18 @@ export class FateCount {
 }
 
 /**
- * Counts in slices, while the data path goes on: of what changes meanwhile it may have seen either.
+ * Counts in steps, while the data path goes on: of what changes meanwhile it may have seen either.
  *
  * @param after null: nothing becomes of any (a node keeps what it has)
  * @param nowMs when `after` would come into use
  */
-export async function countFates(
+export function* countFates(
   readers: readonly TableReader[],
   before: Snapshot,
   after: Snapshot | null,
   nowMs: number,
   counts: FateCount,
-): Promise<void> {
+): Generator<void, void> {
   const visit = (records: Records, record: number): void => {
     const word = record * RECORD_WORDS;
     const fate = after === null ? KEPT : fateOf(records, record, before, after, nowMs);
@@ -67,7 +66,7 @@ export async function countFates(
   for (const reader of readers) {
     for (let first = 0; first < reader.highWater; first += SLICE_RECORDS) {
       reader.visitLive(first, SLICE_RECORDS, nowMs, visit);
-      await setImmediate();
+      yield;
     }
   }
 }

@@ -11,6 +11,7 @@ import { protocolName } from '../flows.js';
 import type { ServiceIdentity } from '../identity.js';
 import { compareNetworks, type NetworkSetup } from '../network.js';
 import type { NetworkNeeds } from '../network-plan.js';
+import { inSteps } from '../pace.js';
 import { fixedChanges, requireReloadable } from '../reloadable.js';
 import { judge } from '../reloader.js';
 import { usedNeeds } from '../retained-needs.js';
@@ -37,6 +38,8 @@ export interface PlanParts {
   readonly network: Pick<NetworkSetup, 'preview'>;
   /** Clients that affinity remembers, by the id of their backend. */
   countAffinity(): Promise<ReadonlyMap<number, number>>;
+  /** By the data path so far: while packets flow, counting rests. */
+  packetsRead(): number;
 }
 
 /** Slot tables compared between two pauses: a few ms. */
@@ -62,7 +65,8 @@ export async function planReload(
   const isNode = config.role === 'node';
   const counts = new FateCount(fork.identities.serviceRows, fork.identities.backendRows);
   const tables = [readers.tcp, readers.any];
-  await countFates(tables, before.snapshot, isNode ? null : after.snapshot, nowMs, counts);
+  const fates = countFates(tables, before.snapshot, isNode ? null : after.snapshot, nowMs, counts);
+  await inSteps(fates, parts.packetsRead);
   const affinity = hasAffinity(before) ? await parts.countAffinity() : new Map<number, number>();
 
   const released = fork.releasedBy(proposal);
@@ -70,7 +74,7 @@ export async function planReload(
   const drainsEnded = released.map(({ service, name }) => `${fork.identities.serviceName(service)}/${name}`);
   const removed = byPlace(fork.removedServices());
   const needs = [fork.retainedNeeds()];
-  fork.forget(counts.backends, await usedNeeds(tables, fork.retained, nowMs));
+  fork.forget(counts.backends, await inSteps(usedNeeds(tables, fork.retained, nowMs), parts.packetsRead));
   needs.push(fork.retainedNeeds(), { addresses: [], endpoints: fork.learned });
   const lost = lostClients(affinity, before.snapshot, after.snapshot);
   const services = await planServices(pairs, fork, before, after, {

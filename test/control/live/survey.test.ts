@@ -1,9 +1,9 @@
 import t from 'tap';
 import { requireConfig } from '../../../lib/config/load.js';
-import { takeCensus } from '../../../lib/control/census.js';
 import { Shares } from '../../../lib/control/live/shares.js';
 import { surveyInSteps } from '../../../lib/control/live/survey.js';
 import { TopClients } from '../../../lib/control/live/top-clients.js';
+import { takeCensus } from '../../support/census.js';
 import { LiveGateway } from '../../support/live-gateway.js';
 import { TestPipeline } from '../../support/pipeline.js';
 import { client, establish } from '../../support/traffic.js';

@@ -43,6 +43,7 @@ function partsOf(live: LiveGateway, asked: Asked = { needs: [] }, more: Partial<
         return { steps: needs.map(() => []), notes: [] };
       },
     },
+    packetsRead: () => 0,
     countAffinity: async () => {
       const clients = new Map<number, number>();
       live.gateway.countAffinity(Number.POSITIVE_INFINITY, 1e9, live.nowMs, clients);

@@ -38,6 +38,8 @@ execFileSync(
       '--group=0',
       '--numeric-owner',
     ],
+    // A compiled package has its result twice, as links of one another that the new names would break.
+    ...['--hard-dereference', '--exclude=build/Release/obj.target', '--exclude=build/Release/.deps'],
     ...['--mode=u=rwX,go=rX', '--exclude=dist/.tsbuildinfo', '--transform=s,^,weir/,'],
     ...['package.json', ...files, ...outermost],
   ],

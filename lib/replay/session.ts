@@ -96,6 +96,7 @@ export class Session {
   reload(config: Config): void {
     this.#config = config;
     this.#publish();
+    this.names.rename(config.services);
   }
 
   /** What a health check would have found out about `service/backend`, which the configuration has. */

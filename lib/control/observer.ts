@@ -32,10 +32,11 @@ import type { EventLog } from './log.js';
 import type { NetworkSetup } from './network.js';
 import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
 import { inSteps } from './pace.js';
+import { countedName } from './past-counts.js';
 import { planReload } from './plan/plan.js';
 import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
-import { listServices, viewService } from './service-views.js';
+import { listServices, viewCounts, viewService } from './service-views.js';
 import { countParts, plural } from './summary.js';
 import type {
   Capture,
@@ -125,6 +126,10 @@ export class Observer implements RunningWeir {
       conntrack: this.#conntrack(census),
       loop: this.#loop(),
       snatPortsPerBackend: addresses.length * (lastPort - firstPort + 1),
+      past: (service, backend) => {
+        const counts = this.#parts.desired.past.of(countedName(service, backend));
+        return counts === undefined ? null : viewCounts(counts);
+      },
     };
   }
 

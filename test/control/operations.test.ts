@@ -1,0 +1,173 @@
+import t from 'tap';
+import { seededRandom } from '../../lib/base/random.js';
+import { createMetrics } from '../../lib/admin/metrics.js';
+import { tcp, udp } from '../fixtures/packets.js';
+import { half, quad } from '../support/traffic.js';
+import { Operations } from './operations.js';
+
+/** WEIR_OPERATIONS_RUNS sets the number of runs. */
+const RUNS = Number(process.env.WEIR_OPERATIONS_RUNS ?? 5);
+const STEPS = 400;
+
+type Draw = (below: number) => number;
+
+function drawer(seed: number): Draw {
+  const random = seededRandom(seed);
+  return (below) => Math.floor((random() / 2 ** 32) * below);
+}
+
+/** Some services of some backends, under names that wander. */
+function randomFile(draw: Draw): string {
+  const services: string[] = [];
+  const endpoints = [
+    '10.96.0.10, port: 80, protocol: tcp',
+    '10.96.0.11, port: 80, protocol: tcp',
+    '10.96.0.10, port: 53, protocol: udp',
+  ];
+  const taken = new Set<number>();
+  for (const name of ['web', 'old', 'dns']) {
+    const at = draw(endpoints.length);
+    if (taken.has(at) || draw(4) === 0) continue;
+    taken.add(at);
+    const hosts = [1, 2, 3].filter(() => draw(3) > 0);
+    const names = draw(3) === 0 ? ['b3', 'b1', 'b2'] : ['b1', 'b2', 'b3'];
+    const backends = hosts.map((host, i) => {
+      const limit = draw(3) === 0 ? `, maxConnections: ${1 + draw(4)}` : '';
+      return `{ name: ${names[i]}, address: 10.2.0.${host}, port: ${8080 + (draw(8) % 2)}, weight: ${draw(5) === 0 ? 0 : 1}${limit} }`;
+    });
+    const options = [
+      draw(2) === 0 ? 'algorithm: random' : 'algorithm: maglev',
+      draw(2) === 0 ? 'onRemove: reset' : `drainTimeout: ${1 + draw(90)}s`,
+      ...(draw(2) === 0 ? [`maxConnections: ${1 + draw(8)}`] : []),
+      ...(draw(4) === 0 ? [`newConnectionsPerSecond: ${1 + draw(8)}`] : []),
+    ];
+    services.push(
+      `  - { name: ${name}, address: ${endpoints[at]}, health: { type: tcp }, ${options.join(', ')}, backends: [${backends.join(', ')}] }`,
+    );
+  }
+  return services.length === 0 ? 'services: []\n' : `services:\n${services.join('\n')}\n`;
+}
+
+/** Packets of clients, and of backends whose clients' packets were sent last. */
+class Traffic {
+  readonly #weir: Operations;
+  readonly #draw: Draw;
+  #forwarded: Uint8Array[] = [];
+
+  constructor(weir: Operations, draw: Draw) {
+    this.#weir = weir;
+    this.#draw = draw;
+  }
+
+  send(): void {
+    const draw = this.#draw;
+    const ends = { src: `10.1.0.${1 + draw(3)}`, sport: 1000 + draw(12), dst: `10.96.0.1${draw(2)}` };
+    const before = this.#forwarded[draw(Math.max(1, this.#forwarded.length))];
+    let packet: Uint8Array;
+    if (before !== undefined && draw(2) === 0) packet = this.#answer(before);
+    else if (draw(4) === 0) packet = udp({ ...ends, dport: 53, payload: 9 });
+    else {
+      const flags = ['S', 'S', 'S', 'A', 'A', 'PA', 'FA', 'R'][draw(8)]!;
+      packet = tcp({ ...ends, dport: 80, flags, seq: flags === 'S' ? 1000 : 1001, ack: flags === 'S' ? 0 : 5001 });
+    }
+    const [out] = this.#weir.send(packet);
+    if (out !== undefined && quad(out.bytes, 16).startsWith('10.2.'))
+      this.#forwarded = [out.bytes, ...this.#forwarded.slice(0, 19)];
+  }
+
+  #answer(packet: Uint8Array): Uint8Array {
+    const ends = { src: quad(packet, 16), dst: quad(packet, 12), sport: half(packet, 22), dport: half(packet, 20) };
+    if (packet[9] === 17) return udp({ ...ends, payload: 9 });
+    const isSyn = (packet[33]! & 2) !== 0;
+    const flags = isSyn ? ['SA', 'SA', 'SA', 'RA'][this.#draw(4)]! : ['A', 'A', 'FA', 'R'][this.#draw(4)]!;
+    return tcp({ ...ends, flags, seq: isSyn ? 5000 : 5001, ack: 1001 });
+  }
+}
+
+/** Series and their values, of counters (with the parts of histograms) or of gauges. */
+async function scrape({
+  observer,
+}: Operations): Promise<{ counters: Map<string, number>; gauges: Map<string, number> }> {
+  let text = '';
+  for await (const piece of createMetrics(observer).scrape()) text += piece;
+  const counters = new Map<string, number>();
+  const gauges = new Map<string, number>();
+  let into = gauges;
+  for (const line of text.split('\n')) {
+    if (line.startsWith('# TYPE')) into = line.endsWith(' gauge') ? gauges : counters;
+    else if (line !== '' && !line.startsWith('#'))
+      into.set(line.slice(0, line.lastIndexOf(' ')), Number(line.slice(line.lastIndexOf(' '))));
+  }
+  return { counters, gauges };
+}
+
+t.test(`${RUNS} runs of operation: no counter falls, gauges and limits are what the table says`, async (t) => {
+  for (let seed = 1; seed <= RUNS; seed++) {
+    const draw = drawer(seed);
+    let file = randomFile(draw);
+    const weir = new Operations(file, 32, seed);
+    const traffic = new Traffic(weir, draw);
+    let before = new Map<string, number>();
+    let did = '';
+    const fail = (message: string): void => void t.fail(`run ${seed}, ${did}: ${message}`);
+    for (let step = 0; step < STEPS && t.passing(); step++) {
+      const what = draw(20);
+      if (what < 12) {
+        did = 'packets';
+        for (let i = draw(12); i >= 0; i--) traffic.send();
+      } else if (what < 14) {
+        did = 'reload';
+        file = randomFile(draw);
+        weir.reload(file);
+      } else if (what === 14) {
+        did = 'health';
+        for (const name of ['b1', 'b2', 'b3']) if (draw(2) === 0 && !weir.down.delete(name)) weir.down.add(name);
+        weir.refreshHealth();
+      } else if (what === 15) {
+        did = 'drain';
+        weir.drain(draw(3), draw(3), draw(2) === 0);
+      } else if (what === 16) {
+        did = 'sweep';
+        weir.sweep();
+      } else if (what === 17) {
+        did = 'garbage collection';
+        weir.collect();
+      } else {
+        did = 'time';
+        weir.clock.advance(draw(3) === 0 ? draw(70_000) : draw(3000));
+        weir.sendDue();
+      }
+      if (draw(80) === 0) {
+        did = 'restart';
+        const { open } = weir.count();
+        weir.restart(file, seed);
+        before = new Map();
+        const sum = [...open].reduce((all, [name, count]) => all + (name.includes('/') ? 0 : count), 0);
+        const found = [weir.tcp, weir.any].reduce(
+          (all, { open: { services } }) => all + services.reduce((a, b) => a + b, 0),
+          0,
+        );
+        if (sum !== found) fail(`${sum} connections were open and ${found} are`);
+      }
+      for (const wrong of weir.miscounts()) fail(wrong);
+      const { counters, gauges } = await scrape(weir);
+      for (const [name, value] of counters)
+        if (!(value >= (before.get(name) ?? 0))) fail(`${name} fell from ${before.get(name)} to ${value}`);
+      before = counters;
+      const { live } = weir.count();
+      let all = 0;
+      for (const [series, value] of gauges) {
+        const backend = /^weir_connections_active\{service="(.*)",backend="(.*)"\}/.exec(series);
+        if (backend === null) continue;
+        const name = `${backend[1]}/${backend[2]}`;
+        all += value;
+        if (value !== (live.get(name) ?? 0)) fail(`${series} is ${value}, and there are ${live.get(name) ?? 0}`);
+      }
+      const entries =
+        gauges.get('weir_conntrack_entries{table="tcp"}')! + gauges.get('weir_conntrack_entries{table="any"}')!;
+      const total = [...live.values()].reduce((a, b) => a + b, 0);
+      if (entries !== total || all !== total) fail(`${entries} entries, ${all} connections, and there are ${total}`);
+    }
+  }
+  t.pass();
+});

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { readHistogram } from '../base/histogram.js';
@@ -248,6 +249,10 @@ export class Observer implements RunningWeir {
     let count = 0;
     let flushed = 0;
     for (const record of matchRecords(reader, desired.identities, clock.nowMs(), filter)) {
+      if (record === null) {
+        await setImmediate();
+        continue;
+      }
       records[count] = record;
       commits[count] = reader.words[COMMIT]!;
       if (++count < FLUSH_RECORDS) continue;

@@ -1,6 +1,10 @@
 import t from 'tap';
-import { seededRandom } from '../../lib/base/random.js';
 import { createMetrics } from '../../lib/admin/metrics.js';
+import { seededRandom } from '../../lib/base/random.js';
+import { adoptSome, RecordRows } from '../../lib/conntrack/adopt.js';
+import { restoreTable } from '../../lib/conntrack/restore.js';
+import { FlowImport } from '../../lib/control/flow-import.js';
+import { END_LINE, formatHeader, MAX_LINE_BYTES } from '../../lib/control/flow-lines.js';
 import { tcp, udp } from '../fixtures/packets.js';
 import { half, quad } from '../support/traffic.js';
 import { Operations } from './operations.js';
@@ -170,4 +174,129 @@ t.test(`${RUNS} runs of operation: no counter falls, gauges and limits are what 
     }
   }
   t.pass();
+});
+
+/** A file of an export with bytes changed, lines cut, doubled and swapped, and things that no export has. */
+function spoil(text: string, draw: Draw): Uint8Array {
+  const lines = text.split('\n');
+  const junk = [
+    '',
+    '{}',
+    'null',
+    '[1]',
+    '{"end":true}',
+    '\u0000\uffff',
+    '{'.repeat(5000),
+    '"',
+    '1e999',
+    '{"proto":"tcp"}',
+  ];
+  for (let i = draw(12); i > 0; i--) {
+    const at = 1 + draw(lines.length - 1);
+    const line = lines[at]!;
+    const what = draw(6);
+    if (what === 0) lines[at] = line.slice(0, draw(line.length + 1));
+    else if (what === 1) lines.splice(at, 0, line);
+    else if (what === 2) lines.splice(at, 0, junk[draw(junk.length)]!);
+    else if (what === 3) lines.splice(at, 1, lines[1 + draw(lines.length - 1)]!);
+    else if (what === 4) {
+      const numbers = ['-1', '0', '0.5', '65536', '4294967296', '1e300', '1e-300', 'null', '"5"'];
+      lines[at] = line.replace(/\d+(?=[,}])/g, (found) => (draw(12) === 0 ? numbers[draw(numbers.length)]! : found));
+    } else lines[at] = line.replace(/[\w.:]+(?=")/g, (found) => (draw(12) === 0 ? found.slice(1) : found));
+  }
+  const bytes = Buffer.from(lines.join('\n'));
+  for (let i = draw(4); i > 0; i--) bytes[bytes.indexOf(10) + 1 + draw(Math.max(1, bytes.length - 200))] = draw(256);
+  return bytes;
+}
+
+t.test('whatever is imported, what is taken is sound, and every line is accounted for', async (t) => {
+  const file = `snat: { addresses: [10.96.255.1] }
+services:
+  - { name: web, address: 10.96.0.10, port: 80, backends: [{ address: 10.2.0.1, port: 8080 }, { address: 10.2.0.2, port: 8080 }] }
+  - { name: other, address: 10.96.0.11, port: 80, mode: snat, backends: [{ address: 10.2.0.3, port: 8080 }] }
+  - { name: dns, address: 10.96.0.10, port: 53, protocol: udp, maxConnections: 3, backends: [{ address: 10.2.0.1, port: 53 }] }
+`;
+  for (let seed = 1; seed <= RUNS * 20 && t.passing(); seed++) {
+    const draw = drawer(seed);
+    const [from, to] = [new Operations(file, 64, seed), new Operations(file, 64, seed + 1)];
+    for (const [weir, packets] of [
+      [from, 120],
+      [to, draw(30)],
+    ] as const) {
+      const traffic = new Traffic(weir, draw);
+      for (let i = 0; i < packets; i++) traffic.send();
+    }
+    const bytes = spoil([...from.observer.exportFlows({})].join(''), draw);
+    const before = to.tcp.count + to.any.count;
+    const flows = new FlowImport({
+      desired: to.desired,
+      clock: to.clock,
+      inTurn: (step) => step(),
+      adopt: async (table, records) => adoptSome(to[table], new RecordRows(records), to.clock, 1000),
+    });
+    await flows.run(inPieces(bytes, draw));
+    const { imported, updated, skipped, refused } = flows.view;
+    const judged = imported + updated + Object.values(skipped).reduce((a, b) => a + b, 0);
+    const [, ...lines] = bytes.toString().split('\n');
+    const wanted = lines.filter((line) => line.trim() !== '' && line.trim() !== '{"end":true}').length;
+    t.equal(judged, wanted, `run ${seed}: every line is counted`);
+    for (const { line, message } of refused)
+      if (line < 2 || line > lines.length + 1 || message === '') t.fail(`line ${line}`);
+    t.ok(to.tcp.count + to.any.count <= before + imported);
+    t.strictSame(to.miscounts(), []);
+    const damaged = [
+      restoreTable(to.memory.tcp, true, to.clock.nowMs()),
+      restoreTable(to.memory.any, false, to.clock.nowMs()),
+    ];
+    t.strictSame(
+      damaged.map(({ damaged }) => damaged),
+      [0, 0],
+      'a state file with it is whole',
+    );
+  }
+});
+
+async function* inPieces(bytes: Uint8Array, draw: Draw): AsyncGenerator<Uint8Array> {
+  for (let at = 0; at < bytes.length; ) {
+    const end = at + 1 + draw(3000);
+    yield bytes.subarray(at, end);
+    at = end;
+  }
+}
+
+t.test('a line of 10 MB and a file of nothing but noise need no memory', async (t) => {
+  const to = new Operations(
+    randomFile(() => 1),
+    64,
+    1,
+  );
+  const head = `${formatHeader('1')}\n`;
+  for (const [name, count] of [
+    ['a line without an end', 1],
+    ['noise', 0],
+  ] as const) {
+    let peak = 0;
+    async function* body(): AsyncGenerator<Uint8Array> {
+      yield Buffer.from(head);
+      const piece = Buffer.alloc(65_536, 'x');
+      if (count === 0) for (let i = 0; i < piece.length; i++) piece[i] = (i * 2_654_435_761) >>> 13;
+      for (let i = 0; i < 160; i++) {
+        yield piece;
+        peak = Math.max(peak, process.memoryUsage().arrayBuffers);
+      }
+      yield Buffer.from(`\n${END_LINE}\n`);
+    }
+    const flows = new FlowImport({
+      desired: to.desired,
+      clock: to.clock,
+      inTurn: (step: () => unknown) => step(),
+      adopt: async () => t.fail('nothing is taken'),
+    } as unknown as ConstructorParameters<typeof FlowImport>[0]);
+    const before = process.memoryUsage().arrayBuffers;
+    await flows.run(body());
+    const { skipped, refused, complete } = flows.view;
+    if (count > 0) t.match(refused, [{ line: 2, message: `it is longer than ${MAX_LINE_BYTES} bytes` }], name);
+    t.ok(skipped.malformed >= 1 && complete && refused.length <= 10, `${name}: ${skipped.malformed} refused`);
+    t.ok(peak - before < 16 << 20, `${(peak - before) >> 10} KiB at most`);
+  }
 });

@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmdirSync, rmSync, truncateSync, unlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import t from 'tap';
 import { ManualClock } from '../../lib/base/clock.js';
 import { MAX_CONFIG_BYTES } from '../../lib/base/limits.js';
@@ -36,6 +37,9 @@ class Office {
   applied = 0;
   /** The data path's answers that are awaited. */
   #held: (() => void)[] | undefined;
+  /** Snapshots on their way, and the most there were at once. */
+  #underWay = 0;
+  mostUnderWay = 0;
 
   constructor() {
     const configText = readConfigText(path);
@@ -84,7 +88,10 @@ class Office {
 
   async #publish(snapshot: S.Snapshot): Promise<void> {
     this.published.push(snapshot);
+    this.mostUnderWay = Math.max(this.mostUnderWay, ++this.#underWay);
     if (this.#held !== undefined) await new Promise<void>((resolve) => this.#held!.push(resolve));
+    else await setImmediate();
+    this.#underWay--;
   }
 }
 
@@ -114,6 +121,38 @@ t.test('many changes of health are one snapshot, and none is lost', async (t) =>
   await reloader.close();
   await late;
   t.equal(published.length, 3, 'after the end there is nothing more');
+});
+
+t.test('a thousand backends go up and down while files come', async (t) => {
+  const names = Array.from({ length: 1000 }, (_, i) => `b${i}`);
+  const fileWithout = (left: number): string => {
+    const members = names
+      .filter((_, i) => i % 10 !== left)
+      .map((name, i) => `{ name: ${name}, address: 10.2.${i >> 8}.${i & 255}, port: ${1000 + Number(name.slice(1))} }`);
+    return `services: [{ name: web, address: 10.96.0.1, port: 80, health: { type: tcp }, backends: [${members.join(', ')}] }]`;
+  };
+  writeFileSync(path, fileWithout(0));
+  const office = new Office();
+  const { reloader, down, published } = office;
+  const changes: Promise<unknown>[] = [];
+  for (let round = 0; round < 40; round++) {
+    for (let i = round; i < 1000; i += 7) {
+      if (!down.delete(names[i]!)) down.add(names[i]!);
+      changes.push(reloader.refreshHealth());
+    }
+    if (round % 8 === 7) {
+      writeFileSync(path, fileWithout(round >> 3));
+      changes.push(reloader.reload());
+    }
+    await setImmediate();
+  }
+  await Promise.all(changes);
+  t.equal(office.mostUnderWay, 1, 'one at a time');
+  t.ok(published.length <= 40 + 5 + 1, `${published.length} snapshots for ${changes.length} changes`);
+  const expected = names.filter((name, i) => i % 10 !== 4 && !down.has(name));
+  t.strictSame(office.takers().sort(), expected.sort(), 'and the last has it all');
+  t.equal(reloader.last.success, true);
+  await reloader.close();
 });
 
 t.test('the file is read again if it is another, and judged once', async (t) => {

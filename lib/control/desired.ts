@@ -4,8 +4,8 @@ import * as S from '../datapath/snapshot.js';
 import { type Compiled, compile, type Predecessor } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
 import { type NetworkNeeds, NO_NEEDS, networkNeeds, type ReturnEndpoint } from './network-plan.js';
-import { mergeNeeds, needsWithout } from './retained-needs.js';
 import { countedNames, PastCounts } from './past-counts.js';
+import { mergeNeeds, needsWithout } from './retained-needs.js';
 import type { Survivors } from './survivors.js';
 
 /** What an earlier run has left. */

@@ -134,8 +134,9 @@ export class Observer implements RunningWeir {
     };
   }
 
+  /** Always the same while weir stops: what is under way does not rest for packets then. */
   packetsRead(): number {
-    return this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
+    return this.#parts.reloader.isClosed ? 0 : this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
   }
 
   listFlows(filter: FlowFilter, format: FlowFormat, limit?: number): Iterable<string> {

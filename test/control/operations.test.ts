@@ -57,6 +57,9 @@ class Traffic {
   readonly #weir: Operations;
   readonly #draw: Draw;
   #forwarded: Uint8Array[] = [];
+  /** Connections refused for a limit. */
+  refused = 0;
+  readonly mistakes: string[] = [];
 
   constructor(weir: Operations, draw: Draw) {
     this.#weir = weir;
@@ -66,17 +69,30 @@ class Traffic {
   send(): void {
     const draw = this.#draw;
     const ends = { src: `10.1.0.${1 + draw(3)}`, sport: 1000 + draw(12), dst: `10.96.0.1${draw(2)}` };
-    const before = this.#forwarded[draw(Math.max(1, this.#forwarded.length))];
+    const last = this.#forwarded[draw(Math.max(1, this.#forwarded.length))];
     let packet: Uint8Array;
-    if (before !== undefined && draw(2) === 0) packet = this.#answer(before);
+    if (last !== undefined && draw(2) === 0) packet = this.#answer(last);
     else if (draw(4) === 0) packet = udp({ ...ends, dport: 53, payload: 9 });
     else {
       const flags = ['S', 'S', 'S', 'A', 'A', 'PA', 'FA', 'R'][draw(8)]!;
       packet = tcp({ ...ends, dport: 80, flags, seq: flags === 'S' ? 1000 : 1001, ack: flags === 'S' ? 0 : 5001 });
     }
+    const before = this.#weir.inserted;
     const [out] = this.#weir.send(packet);
+    this.#checkLimits(packet, this.#weir.inserted > before);
     if (out !== undefined && quad(out.bytes, 16).startsWith('10.2.'))
       this.#forwarded = [out.bytes, ...this.#forwarded.slice(0, 19)];
+  }
+
+  /** What begins stays within the limits, and is refused for them only where they are reached. */
+  #checkLimits(packet: Uint8Array, isNew: boolean): void {
+    const begins = packet[9] === 17 || packet[33] === 2;
+    const isRefused = /connection-limit/.test(this.#weir.reason);
+    if (isRefused) this.refused++;
+    if (!begins || !(isNew || isRefused) || !quad(packet, 16).startsWith('10.96.')) return;
+    const { over, isFull } = this.#weir.limitsOf(quad(packet, 16), half(packet, 22));
+    if (isNew && over) this.mistakes.push('a service has more connections than it may');
+    if (isRefused && !isFull) this.mistakes.push('a connection was refused, and there was room');
   }
 
   #answer(packet: Uint8Array): Uint8Array {
@@ -106,6 +122,7 @@ async function scrape({
 }
 
 t.test(`${RUNS} runs of operation: no counter falls, gauges and limits are what the table says`, async (t) => {
+  let refused = 0;
   for (let seed = 1; seed <= RUNS; seed++) {
     const draw = drawer(seed);
     let file = randomFile(draw);
@@ -153,7 +170,7 @@ t.test(`${RUNS} runs of operation: no counter falls, gauges and limits are what 
         );
         if (sum !== found) fail(`${sum} connections were open and ${found} are`);
       }
-      for (const wrong of weir.miscounts()) fail(wrong);
+      for (const wrong of [...weir.miscounts(), ...traffic.mistakes]) fail(wrong);
       const { counters, gauges } = await scrape(weir);
       for (const [name, value] of counters)
         if (!(value >= (before.get(name) ?? 0))) fail(`${name} fell from ${before.get(name)} to ${value}`);
@@ -172,8 +189,9 @@ t.test(`${RUNS} runs of operation: no counter falls, gauges and limits are what 
       const total = [...live.values()].reduce((a, b) => a + b, 0);
       if (entries !== total || all !== total) fail(`${entries} entries, ${all} connections, and there are ${total}`);
     }
+    refused += traffic.refused;
   }
-  t.pass();
+  t.ok(refused > RUNS, `${refused} refused for limits`);
 });
 
 /** A file of an export with bytes changed, lines cut, doubled and swapped, and things that no export has. */

@@ -1,11 +1,12 @@
 import { ManualClock } from '../../lib/base/clock.js';
 import { seededRandom } from '../../lib/base/random.js';
+import { REASON_NAMES } from '../../lib/base/reasons.js';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { allocateEvents } from '../../lib/conntrack/events.js';
 import { FlowTable } from '../../lib/conntrack/flow-table.js';
 import { GarbageCollector } from '../../lib/conntrack/gc.js';
-import { allocateTable } from '../../lib/conntrack/memory.js';
+import { allocateTable, INSERTED } from '../../lib/conntrack/memory.js';
 import {
   BACKEND_ID,
   CLOSED,
@@ -27,6 +28,7 @@ import { NO_NEEDS } from '../../lib/control/network-plan.js';
 import { Observer, type ObserverParts } from '../../lib/control/observer.js';
 import { adoptSurvivors } from '../../lib/control/survivors.js';
 import { Gateway } from '../../lib/datapath/gateway.js';
+import { BACKEND_FLAGS, BACKEND_WORDS, TAKES_NEW } from '../../lib/datapath/snapshot.js';
 import { allocateStats } from '../../lib/datapath/stats.js';
 import { MemoryDevice, type MemoryPacket } from '../../lib/io/memory-device.js';
 
@@ -103,6 +105,43 @@ export class Operations {
     this.device.sent = [];
     while (this.gateway.flushDue(this.clock.nowMs()) <= this.clock.nowMs());
     return this.device.sent;
+  }
+
+  /** Why the last packet was refused, '' when it was not. */
+  get reason(): string {
+    const [reason] = this.gateway.results.reason;
+    return reason === 0 ? '' : REASON_NAMES[reason!]!;
+  }
+
+  /** Records made so far. */
+  get inserted(): number {
+    return this.tcp.figures[INSERTED]! + this.any.figures[INSERTED]!;
+  }
+
+  /** Whether a service, or a backend of it, has as many live connections that are not closing as it may; by looking at every record. */
+  limitsOf(address: string, port: number): { over: boolean; isFull: boolean } {
+    const listed = this.desired
+      .configured()
+      .find(({ service }) => service.address.text === address && service.port === port)!;
+    const table = listed.service.protocol === 'tcp' ? this.tcp : this.any;
+    const open = (at: number, id: number): number => {
+      let count = 0;
+      for (let record = 0; record < table.capacity; record++) {
+        const word = record * RECORD_WORDS;
+        const state = table.bytes[record * RECORD_BYTES + STATE]!;
+        if (table.words[word + COMMIT] === 0 || table.words[word + at] !== id) continue;
+        if (table.isExpired(record, this.clock.nowMs()) || state === CLOSING || state === CLOSED) continue;
+        count++;
+      }
+      return count;
+    };
+    const { backends: rows } = this.desired.snapshot;
+    const total = open(SERVICE, listed.id) - (listed.service.maxConnections ?? Number.POSITIVE_INFINITY);
+    const takers = listed.backends.filter(({ id }) => (rows[id * BACKEND_WORDS + BACKEND_FLAGS]! & TAKES_NEW) !== 0);
+    const each = takers.map(
+      ({ backend, id }) => open(BACKEND_ID, id) - (backend.maxConnections ?? Number.POSITIVE_INFINITY),
+    );
+    return { over: total > 0, isFull: total >= 0 || each.every((room) => room >= 0) };
   }
 
   count(): Naive {

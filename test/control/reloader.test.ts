@@ -41,10 +41,11 @@ class Office {
   #underWay = 0;
   mostUnderWay = 0;
 
-  constructor() {
+  updateNetwork = (): { commands: string[]; notes: string[] } => ({ commands: [], notes: [] });
+
+  constructor(reader = new TableReader(allocateTable(16))) {
     const configText = readConfigText(path);
     const clock = new ManualClock();
-    const reader = new TableReader(allocateTable(16));
     this.desired = new Desired(requireConfig(path, configText), 0, undefined, ({ name }) => !this.down.has(name));
     this.reloader = new Reloader({
       configPath: path,
@@ -54,7 +55,7 @@ class Office {
         stats: new Float64Array(STAT_RX_PACKETS + 1),
         publish: (snapshot: S.Snapshot) => this.#publish(snapshot),
       } as unknown as ReloaderParts['path'],
-      network: { update: async () => ({ commands: [], notes: [] }) } as unknown as ReloaderParts['network'],
+      network: { update: async () => this.updateNetwork() } as unknown as ReloaderParts['network'],
       readers: { tcp: reader, any: reader },
       clock,
       log: new EventLog({ write: (line) => void this.lines.push(JSON.parse(line)) }),
@@ -153,6 +154,45 @@ t.test('a thousand backends go up and down while files come', async (t) => {
   t.strictSame(office.takers().sort(), expected.sort(), 'and the last has it all');
   t.equal(reloader.last.success, true);
   await reloader.close();
+});
+
+t.test('what cannot be tidied up after a reload does not undo it', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const office = new Office();
+  let calls = 0;
+  office.updateNetwork = () => {
+    if (++calls === 2) throw new Error('ip failed');
+    return { commands: ['ip'], notes: [] };
+  };
+  writeFileSync(path, text({ b1: 1 }));
+  t.match(await office.reloader.reload(), { backends: 1, removedBackends: 0, commands: ['ip'] });
+  t.equal(calls, 2);
+  t.match([office.reloader.version, office.applied, office.reloader.refusals], [2, 1, 0]);
+  t.match(office.reloader.last, { success: true });
+  t.ok(office.events().includes('step-failed'));
+  await office.reloader.close();
+});
+
+t.test('whoever stops weir does not wait for a walk through a large table', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const reader = new TableReader(allocateTable(16));
+  let walked = 0;
+  Object.defineProperty(reader, 'highWater', { value: 500_000 });
+  for (const walk of ['tally', 'visitLive'] as const) {
+    Object.defineProperty(reader, walk, {
+      value: (_: number, count: number) => {
+        walked += count;
+        if (walked === 5 * count) closing = office.reloader.close();
+      },
+    });
+  }
+  let closing: Promise<void> | undefined;
+  const office = new Office(reader);
+  writeFileSync(path, text({ b1: 1 }));
+  t.match(await office.reloader.reload(), { removedBackends: 1 });
+  await closing;
+  t.equal(walked, 5 * 8192);
+  t.strictSame(office.reloader.last.success, true);
 });
 
 t.test('the file is read again if it is another, and judged once', async (t) => {

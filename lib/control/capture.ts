@@ -28,6 +28,7 @@ import {
 import { UDP_HEADER_BYTES } from '../wire/udp.js';
 import * as vnet from '../wire/vnet.js';
 import type { Desired } from './desired.js';
+import { requireNames } from './find-backend.js';
 import { parseClient } from './flows.js';
 import type { EventLog } from './log.js';
 import type { Capture, CaptureOptions } from './view.js';
@@ -309,10 +310,9 @@ function offloads(entry: Int32Array): string {
   return `${cut}${(entry[RING.ENTRY_FLAGS]! & RING.ENTRY_PARTIAL) !== 0 ? '; checksum left to the device' : ''}`;
 }
 
-function compileRequest(
-  { service, backend, client, snapBytes }: CaptureOptions,
-  { identities }: CaptureParts['desired'],
-): CaptureRequest {
+function compileRequest(options: CaptureOptions, { identities }: CaptureParts['desired']): CaptureRequest {
+  const { service, backend, client, snapBytes } = options;
+  requireNames(identities, options);
   const services =
     service === undefined ? null : idsWhere(identities.serviceRows, (id) => identities.serviceName(id) === service);
   const slash = backend?.lastIndexOf('/') ?? -1;
@@ -331,9 +331,6 @@ function compileRequest(
     client: wanted ?? null,
     snapBytes: snapBytes ?? MAX_PACKET_BYTES,
   };
-  if (services?.length === 0) throw new WeirError('USAGE', `no service is called "${service}"`, 'See `weir services`.');
-  if (request.backends?.length === 0)
-    throw new WeirError('USAGE', `there is no backend "${backend}"`, 'See `weir services`.');
   if (wanted === undefined)
     throw new WeirError('USAGE', `"${client}" is no address, address:port or prefix`, 'Correct it.');
   return request;

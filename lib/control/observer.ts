@@ -18,7 +18,7 @@ import { explain } from './explain/explain.js';
 import type { ExplainView } from './explain/explain-view.js';
 import type { ExplainQuery } from './explain/request.js';
 import { NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
-import { noSuchService } from './find-backend.js';
+import { requireNames } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { FlowImport } from './flow-import.js';
@@ -253,15 +253,11 @@ export class Observer implements RunningWeir {
     return flushed;
   }
 
-  /** A name that means nothing is a slip more often than a question. */
   #requireFilter(filter: FlowFilter): void {
+    const { identities, config } = this.#parts.desired;
     const mistake = filterMistake(filter);
     if (mistake !== undefined) throw new WeirError('USAGE', mistake, 'Correct the filter.');
-    const { service } = filter;
-    if (service === undefined) return;
-    const names = new Set([...this.#parts.desired.configured().map((each) => each.service.name)]);
-    for (const { name } of this.#parts.desired.removedServices()) names.add(name);
-    if (!names.has(service)) throw noSuchService(service, [...names]);
+    requireNames(identities, filter, config.role === 'node');
   }
 
   #census(): Promise<Census> {

@@ -2,6 +2,7 @@ import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
 import { completionScript, SHELLS, type Shell } from './completion.js';
 import type { Rules } from './export.js';
+import { addHelp, HELP } from './help.js';
 import { report } from './report.js';
 import { SORTS } from './top-frame.js';
 
@@ -73,6 +74,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   const program = new Command('weir')
     .description('A userspace L4 load balancer with its own connection tracking.')
     .version(parts.version)
+    .configureHelp(HELP)
     .addHelpText(
       'after',
       '\nExamples:\n  weir check -c weir.yaml\n  weir run -c weir.yaml\n  weir ct list -o cilium --service web',
@@ -90,6 +92,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
     )
     .addArgument(new Argument('<shell>', 'the shell').choices(SHELLS))
     .action(async (shell: Shell) => (await import('./output.js')).print(completionScript(program, shell)));
+  addHelp(program);
   return program;
 }
 

@@ -101,6 +101,25 @@ t.test('every command has help with an example', async (t) => {
     const { code, stdout, stderr } = await weir(...command, '--help');
     t.strictSame([code, stderr], [0, ''], command.join(' '));
     t.match(stdout, `Example:\n  weir ${command.join(' ')}`);
+    t.strictSame(await weir('help', ...command), { code: 0, stdout, stderr: '' }, `help ${command.join(' ')}`);
+    const [group, ...rest] = command;
+    if (rest.length > 0) t.equal((await weir(group!, 'help', ...rest)).stdout, stdout, `${group} help ${rest}`);
+  }
+  t.equal((await weir('help')).stdout, all);
+  t.equal((await weir('ct', 'help')).stdout, (await weir('ct', '--help')).stdout);
+  for (const [command, options] of [
+    ['run', ['-c, --config <file>']],
+    ['plan', ['-c, --config <file>']],
+    ['capture', ['-w, --write <file>']],
+    ['replay', ['-c, --config <file>', '--in <pcap>', '--out <pcap>', '--json <jsonl>']],
+    ['doctor', []],
+    ['explain', []],
+  ] as const) {
+    const { stdout } = await weir(command, '--help');
+    const required = [...stdout.matchAll(/^ {2}(-[^\n]*?>) {2,}[^\n]*(\n {6,}[^\n]*)*\(required\)$/gm)].map(
+      ([, flags]) => flags,
+    );
+    t.strictSame(required, options, `${command}: what must be there`);
   }
   t.strictSame(await weir('--version'), { code: 0, stdout: '1.2.3\n', stderr: '' });
 });
@@ -112,6 +131,9 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['check', '-c', good, '--fast'], /unknown option '--fast'/],
     [['ct', 'list', '-o', 'xml'], /Allowed choices are table, json, cilium, conntrack\. See `weir ct list --help`/],
     [['ct', 'lst'], /unknown command 'lst'/],
+    [['help', 'chek'], /unknown command 'chek' \(Did you mean check\?\)\. See `weir --help`\./],
+    [['help', 'ct', 'lst'], /unknown command 'lst' \(Did you mean list\?\)\. See `weir ct --help`\./],
+    [['help', 'check', 'list'], /unknown command 'list'\. See `weir check --help`\./],
     [['ct', 'watch', '-o', 'cilium'], /Allowed choices are table, json\. See `weir ct watch --help`/],
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['ct', 'import'], /missing required argument 'file'/],

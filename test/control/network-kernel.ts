@@ -105,6 +105,7 @@ t.test('apply, apply again, remove', async (t) => {
   t.equal(readSysctl(FORWARD), 1);
   t.equal(readSysctl(EARLY_DEMUX), 0);
   t.equal(readSysctl(['net', 'ipv4', 'conf', 'weir0', 'accept_local']), 1);
+  t.equal(readSysctl(['net', 'ipv6', 'conf', 'weir0', 'disable_ipv6']), 1);
 
   t.equal(way('c0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), 'weir0', 'client -> VIP');
   t.equal(way('weir0', '10.1.0.2', '10.2.0.11', 'ipproto tcp sport 4000 dport 8080'), 'br0', 'weir -> backend');
@@ -449,7 +450,9 @@ t.test('settings that cannot be made', async (t) => {
   const { notes, commands } = await setup.apply();
   t.match(
     notes,
-    [/^cannot set net\.ipv4\.conf\.weir0\.accept_local=1 net\.ipv4\.ip_early_demux=0 \(EROFS\)/],
+    [
+      /^cannot set net\.ipv4\.conf\.weir0\.accept_local=1 net\.ipv6\.conf\.weir0\.disable_ipv6=1 net\.ipv4\.ip_early_demux=0 \(EROFS\)/,
+    ],
     'the rest is worth one note',
   );
   t.ok(commands.length > 0);

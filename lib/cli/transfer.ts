@@ -1,6 +1,7 @@
 import { createReadStream, fstatSync, openSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { WeirError } from '../base/errors.js';
+import { readFault } from '../base/file-faults.js';
 import { Progress } from '../control/progress.js';
 import { plural } from '../control/summary.js';
 import type { ImportView } from '../control/view.js';
@@ -50,20 +51,15 @@ function openInput(file: string): Readable {
   try {
     fd = openSync(file, 'r');
   } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    throw unreadable(file, code === 'ENOENT' ? 'it does not exist' : (code ?? message), error);
+    throw unreadable(file, error);
   }
-  if (fstatSync(fd).isDirectory()) throw unreadable(file, 'it is a directory');
+  if (fstatSync(fd).isDirectory()) throw unreadable(file, { code: 'EISDIR' });
   return createReadStream(file, { fd, highWaterMark: READ_BYTES });
 }
 
-function unreadable(file: string, why: string, cause?: unknown): WeirError {
-  return new WeirError(
-    'FLOWS_INVALID',
-    `cannot read ${file}: ${why}`,
-    'Name what `weir ct export` wrote, or - for standard input.',
-    cause,
-  );
+function unreadable(file: string, error: unknown): WeirError {
+  const { why, remedy } = readFault(file, error, 'Name what `weir ct export` wrote, or - for standard input.');
+  return new WeirError('FLOWS_INVALID', `cannot read ${file}: ${why}`, remedy, error);
 }
 
 function countLines(chunk: Buffer): number {

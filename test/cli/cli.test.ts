@@ -1,6 +1,6 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, chownSync, existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -699,6 +699,58 @@ t.test('export: rules on one side, what they lose on the other', async (t) => {
   t.match(refused.stderr, `${direct}:3:51 services[0].mode: dsr: rules cannot tunnel`);
   t.equal((await weir('export', 'nft', '-c', bad)).code, 2);
 });
+
+t.test(
+  'files that cannot be read or written: why, what to do, and 2 only where the input is the mistake',
+  async (t) => {
+    const rules = write('ipvs', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');
+    const importTo = (path: string): string[] => ['import', 'ipvs', rules, '-O', path];
+    const none = join(folder, 'none', 'file');
+    const underFile = join(good, 'file');
+    const rows: [args: string[], code: number, message: RegExp][] = [
+      [['check', '-c', none], 2, /cannot read .*: it does not exist\. Name an existing file with -c FILE\.\n$/],
+      [['check', '-c', folder], 2, /cannot read .*: it is a directory\. Name an existing file with -c FILE\.\n$/],
+      [['check', '-c', underFile], 2, /cannot read .*: a part of its path is no directory\. Name an existing file/],
+      [['import', 'ipvs', folder], 2, /cannot read .*: it is a directory\. Name what is to be imported/],
+      [importTo(none), 1, /cannot write .*: its folder does not exist\. Make it \(mkdir -p .*none\), or name another/],
+      [importTo(folder), 1, /cannot write .*: it is a directory\. Name a file in it\.\n$/],
+      [importTo(underFile), 1, /cannot write .*: a part of its path is no directory\. Name another file\.\n$/],
+    ];
+    for (const [args, code, message] of rows) {
+      const outcome = await weir(...args);
+      t.equal(outcome.code, code, args.join(' '));
+      t.match(outcome.stderr, message);
+    }
+  },
+);
+
+t.test('files of others: permission, and who may', needsRoot(t, 'setpriv'), async (t) => {
+  const theirs = mkdtempSync(join(tmpdir(), 'weir-theirs-'));
+  t.teardown(() => rmSync(theirs, { recursive: true }));
+  const secret = join(theirs, 'secret.yaml');
+  writeFileSync(secret, 'services: []\n', { mode: 0o600 });
+  const rules = write('public', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');
+  for (const path of [secret, theirs]) chownSync(path, NOBODY, NOBODY);
+  chmodSync(theirs, 0o755);
+  const source = new URL('../../lib/cli/program.ts', import.meta.url).href;
+  const script = `const { runProgram } = await import(${JSON.stringify(source)});
+    process.exit(await runProgram(['node', 'weir', ...process.argv.slice(1)], { version: '1' }));`;
+  const capabilities = '-dac_override,-dac_read_search';
+  const node = [process.execPath, '--import', 'tsx', '--input-type=module', '-e', script];
+  const bounded = (...args: string[]): Promise<Outcome> =>
+    exec('setpriv', ['--bounding-set', capabilities, '--inh-caps', capabilities, ...node, ...args]);
+  const read = await bounded('check', '-c', secret);
+  t.equal(read.code, 2);
+  t.match(read.stderr, /^weir: cannot read .*: permission denied\. Run this as a user who may read it: `namei -l /);
+  const written = await bounded('import', 'ipvs', rules, '-O', join(theirs, 'made'));
+  t.equal(written.code, 1);
+  t.match(
+    written.stderr,
+    /cannot write .*: permission denied\. Run this as a user who may write there, or name another/,
+  );
+});
+
+const NOBODY = 65534;
 
 t.test('import: a configuration, warnings, --strict', async (t) => {
   const rules = write('rules', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');

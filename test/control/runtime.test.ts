@@ -141,7 +141,7 @@ t.test('weir as a process', needsWeir(t), async (t) => {
     t.match(sameSocket.stderr, /^weir: a running weir answers on .*\. Stop that one first/);
     const sameDevice = new Run('--socket', join(folder, 'other.sock'));
     t.equal(await sameDevice.ended, 1);
-    t.match(sameDevice.stderr, /^weir: device weir0: EBUSY\. Stop the program that holds weir0/);
+    t.match(sameDevice.stderr, /^weir: device weir0: EBUSY: another program holds it\. Stop that one/);
     t.match(weir('status', '--socket', socket).stdout, 'weir0', 'the first has felt nothing');
     t.strictSame(endpointRules(), ['10.2.0.11', '10.2.0.12']);
 

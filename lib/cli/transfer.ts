@@ -3,7 +3,7 @@ import type { Readable } from 'node:stream';
 import { WeirError } from '../base/errors.js';
 import { readFault } from '../base/file-faults.js';
 import { Progress } from '../control/progress.js';
-import { plural } from '../control/summary.js';
+import { countRefused, plural } from '../control/summary.js';
 import type { ImportView } from '../control/view.js';
 import { callJson, callStream } from './client.js';
 import { print, printJson } from './output.js';
@@ -39,7 +39,7 @@ export async function ctImport(
     body.destroy();
   }
   await (output === 'json' ? printJson(view) : print(sayImport(view)));
-  const refused = refusals(view);
+  const refused = countRefused(view.skipped);
   if (refused === 0 && view.complete) return;
   if (output === 'table') console.error(sayRefused(view, refused));
   throw new Exit(1);
@@ -66,10 +66,6 @@ function countLines(chunk: Buffer): number {
   let lines = 0;
   for (let at = chunk.indexOf(10); at >= 0; at = chunk.indexOf(10, at + 1)) lines++;
   return lines;
-}
-
-function refusals({ skipped }: ImportView): number {
-  return Object.values(skipped).reduce((sum, count) => sum + count, 0) - skipped.exists;
 }
 
 function sayImport({ imported, updated, skipped }: ImportView): string {

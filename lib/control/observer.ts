@@ -36,7 +36,7 @@ import { planReload } from './plan/plan.js';
 import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
 import { listServices, viewService } from './service-views.js';
-import { countParts, plural } from './summary.js';
+import { countParts, countRefused, plural } from './summary.js';
 import type {
   Capture,
   CaptureOptions,
@@ -181,12 +181,14 @@ export class Observer implements RunningWeir {
       inTurn: (step) => reloader.inTurn(step),
       adopt: (table, records) => path.adopt(table, records),
     });
+    let failure: Error | undefined;
     try {
       await flows.run(body);
+    } catch (error) {
+      failure = error as Error;
+      throw error;
     } finally {
-      const { imported, updated, skipped, complete } = flows.view;
-      const fields = { imported, updated, skipped, complete };
-      log.info('imported', `${plural(imported + updated, 'connection')} taken over`, fields);
+      logImport(log, flows.view, failure);
     }
     return flows.view;
   }
@@ -232,7 +234,7 @@ export class Observer implements RunningWeir {
   }
 
   reload(): Promise<ReloadView> {
-    return this.#parts.reloader.reload();
+    return this.#parts.reloader.reload(true);
   }
 
   async #flushTable(table: 'tcp' | 'any', filter: FlowFilter): Promise<number> {
@@ -372,6 +374,18 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
+}
+
+/** As a warning when it failed, was cut short, or has left some out. */
+function logImport(log: EventLog, view: ImportView, failure: Error | undefined): void {
+  const { imported, updated, skipped, complete } = view;
+  const taken = `${plural(imported + updated, 'connection')} taken over`;
+  const refused = countRefused(skipped);
+  const fields = { imported, updated, skipped, complete };
+  if (failure !== undefined) log.warn('imported', `an import failed: ${failure.message}; ${taken}`, fields);
+  else if (!complete) log.warn('imported', `an import was cut short; ${taken}`, fields);
+  else if (refused > 0) log.warn('imported', `${taken}, ${refused} refused`, fields);
+  else log.info('imported', taken, fields);
 }
 
 function tableView(reader: TableReader, entries: number, states: Float64Array): TableView {

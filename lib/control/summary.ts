@@ -17,3 +17,8 @@ export function sayCounts({ services, backends }: Counts): string {
 export function plural(count: number, noun: string, nouns = `${noun}s`): string {
   return `${count} ${count === 1 ? noun : nouns}`;
 }
+
+/** Of an import's lines: those whose connection is not there afterwards. */
+export function countRefused(skipped: Readonly<Record<string, number>> & { readonly exists: number }): number {
+  return Object.values(skipped).reduce((sum, count) => sum + count, 0) - skipped.exists;
+}

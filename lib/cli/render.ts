@@ -31,8 +31,8 @@ export function renderServices(services: readonly ServiceView[]): string {
     if (backends.length === 0) return [[...service, '(none)', '', 0, '', 0, 0, 0, 0]];
     return backends.map((backend, i): Cell[] => [
       ...(i === 0 ? service : ['', '', '']),
-      backend.name,
-      `${backend.address}:${backend.port}`,
+      backend.name === endpointOf(backend) ? '-' : backend.name,
+      endpointOf(backend),
       backend.weight,
       sayState(backend),
       backend.flows,
@@ -54,6 +54,10 @@ export function renderServices(services: readonly ServiceView[]): string {
       : [renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)]),
     ...(limits.length === 0 ? [] : [renderTable(['SERVICE', 'BACKEND', 'OPEN', 'LIMIT', 'NEW PER CLIENT'], limits)]),
   ].join('\n');
+}
+
+function endpointOf({ address, port }: BackendView): string {
+  return `${address}:${port}`;
 }
 
 /** Of the services and backends that have limits. */

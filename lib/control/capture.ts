@@ -31,6 +31,7 @@ import type { Desired } from './desired.js';
 import { requireNames } from './find-backend.js';
 import { parseClient } from './flows.js';
 import type { EventLog } from './log.js';
+import { nameAndAddress } from './summary.js';
 import type { Capture, CaptureOptions } from './view.js';
 
 /** What the data path can be ahead of a reader: 0.1 s of 600 Mb/s. */
@@ -263,7 +264,7 @@ class RunningCapture implements Capture {
     const flags = snapshot.services[service * SERVICE_WORDS + SERVICE_FLAGS]!;
     const state = STATE_NAMES[outcome >>> 24];
     const how = isNew ? `new, ${(flags & SERVICE_MAGLEV) !== 0 ? 'maglev' : 'random'}` : 'tracked';
-    const names = `${identities.serviceName(service) ?? '?'} ${arrow} ${identities.backendName(backend) ?? '?'} ${endpoint}`;
+    const names = `${identities.serviceName(service) ?? '?'} ${arrow} ${nameAndAddress(identities.backendName(backend) ?? '?', endpoint)}`;
     return `${names}, ${how}${state ? `, ${state}` : ''}`;
   }
 

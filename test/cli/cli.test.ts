@@ -548,6 +548,13 @@ t.test('backends that are down, drained or refuse', async (t) => {
     t.notMatch(stdout, /^web +zero/m, 'of others there is nothing to say');
   }
 
+  running.backends = [{ ...backend('10.2.0.11:8080'), weight: 1 }];
+  t.match(
+    (await ask('services')).stdout,
+    / - +10\.2\.0\.11:8080 +1 +active +3 /,
+    'an address that is the name is there once',
+  );
+
   for (const [verb, answer, said] of [
     ['drain', {}, 'web/b1 takes no new connections; it has 3 connections\n'],
     ['drain', { changed: false, flows: 1 }, 'web/b1 takes no new connections, as before; it has 1 connection\n'],

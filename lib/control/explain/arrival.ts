@@ -12,7 +12,7 @@ import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../../wire/ipv4.js';
 import { faultOf } from '../../wire/ipv4-fault.js';
 import { isOpeningSyn } from '../../wire/tcp.js';
 import { type Flow, flowJson, protocolName } from '../flows.js';
-import { plural } from '../summary.js';
+import { nameAndAddress, plural, sayTime } from '../summary.js';
 import { describeBackends } from './backends.js';
 import { type KnownCase, serviceWord, step } from './case.js';
 import type { DryRun } from './dry-run.js';
@@ -146,13 +146,12 @@ function conntrackStep({ scene, snapshot }: KnownCase, { lookups: [first] }: Dry
   return step('conntrack', 'replaced', `begins anew in place of an entry, since ${why}: ${text}`, details);
 }
 
-/** `web/b1 10.2.0.11:8080, ESTABLISHED, expires in 7999.5 s`, with its client's ends before it. */
+/** `web/b1 10.2.0.11:8080, ESTABLISHED, expires in 2h13m`, with its client's ends before it. */
 export function describeFlow(flow: Flow): string {
   const { client, vip, backend, serviceName = '?', backendName = '?', state, expiresInMs } = flow;
-  const seconds = Math.abs(Math.round(expiresInMs / 100) / 10);
   const ends = `${protocolName(flow.protocol)} ${formatEndpoint(client.address, client.port)} > ${formatEndpoint(vip.address, vip.port)}`;
-  const where = `${serviceName}/${backendName} ${formatEndpoint(backend.address, backend.port)}`;
-  const when = expiresInMs > 0 ? `expires in ${seconds} s` : `expired ${seconds} s ago`;
+  const where = `${serviceName}/${nameAndAddress(backendName, formatEndpoint(backend.address, backend.port))}`;
+  const when = expiresInMs > 0 ? `expires in ${sayTime(expiresInMs)}` : `expired ${sayTime(-expiresInMs)} ago`;
   return `${ends}, to ${where}, ${state}, ${when}`;
 }
 

@@ -98,8 +98,12 @@ function sayDrain({ service, backend, drained, changed, takesNew, weight, flows 
   const name = `${service}/${backend}`;
   const before = changed ? '' : ', as before';
   if (drained) return `${name} takes no new connections${before}; it has ${plural(flows, 'connection')}`;
-  if (takesNew) return `${name} takes new connections${changed ? ' again' : before}`;
-  return `${name} is not drained by command${before}, but ${weight === 0 ? 'its weight in the file is 0' : 'down'}`;
+  if (changed && takesNew) return `${name} takes new connections again`;
+  const why = weight === 0 ? 'its weight in the file is 0' : 'it is down';
+  const now = takesNew ? 'it takes new connections' : `it takes no new connections, since ${why}`;
+  return changed
+    ? `${name} is no longer drained, but ${now}`
+    : `${name} was not drained by command, nothing is changed: ${now}`;
 }
 
 export function renderStatus({

@@ -564,12 +564,20 @@ t.test('backends that are down, drained or refuse', async (t) => {
       'web/b1 takes no new connections; it has 0 connections\nno backend of web takes new connections now\n',
     ],
     ['undrain', {}, 'web/b1 takes new connections again\n'],
-    ['undrain', { changed: false }, 'web/b1 takes new connections, as before\n'],
-    ['undrain', { takesNew: false }, 'web/b1 is not drained by command, but down\n'],
+    [
+      'undrain',
+      { changed: false },
+      'web/b1 was not drained by command, nothing is changed: it takes new connections\n',
+    ],
+    [
+      'undrain',
+      { takesNew: false },
+      'web/b1 is no longer drained, but it takes no new connections, since it is down\n',
+    ],
     [
       'undrain',
       { takesNew: false, weight: 0, changed: false },
-      'web/b1 is not drained by command, as before, but its weight in the file is 0\n',
+      'web/b1 was not drained by command, nothing is changed: it takes no new connections, since its weight in the file is 0\n',
     ],
   ] as const) {
     running.drainAnswer = answer;

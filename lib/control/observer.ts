@@ -17,7 +17,7 @@ import type { EventFeed } from './event-feed.js';
 import { explain } from './explain/explain.js';
 import type { ExplainView } from './explain/explain-view.js';
 import type { ExplainQuery } from './explain/request.js';
-import { NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
+import { addressesHere, NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
 import { requireNames } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
@@ -215,6 +215,7 @@ export class Observer implements RunningWeir {
           return health?.isUp === false ? health.reason : undefined;
         },
         routes: (packets: readonly Ends[]) => routesFrom(desired.config.device.name, packets),
+        localAddresses: addressesHere(),
         assumed: NOTHING_ASSUMED,
       };
       return explain(query, scene, { path: reloader.configPath, version: reloader.version });

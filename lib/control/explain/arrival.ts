@@ -73,11 +73,9 @@ function destinationStep(known: KnownCase): StepView {
   if (service !== 0 && bits !== 0) {
     const { name, algorithm, mode } = configured!;
     const endpoint = `${formatEndpoint(destination, destinationPort)}/${protocolName(protocol)}`;
-    return step('destination', 'service', `${endpoint} is service ${name}: ${algorithm}, ${mode}`, {
-      service: name,
-      algorithm,
-      mode,
-    });
+    const details = { service: name, algorithm, mode };
+    const text = `${endpoint} is service ${name}: ${algorithm}, ${mode}`;
+    return step('destination', 'service', text, details, mode === 'dnat' ? localNotes(known) : []);
   }
   if (bits !== 0) {
     const hasPort = fragmentOffset === 0 && (protocol === PROTO_TCP || protocol === PROTO_UDP);
@@ -90,6 +88,15 @@ function destinationStep(known: KnownCase): StepView {
   const removed = scene.desired.removedServices().filter(({ vip }) => (vip | 0) === destination);
   const notes = removed.map(({ name }) => `service ${name} had it, and has left the file`);
   return step('destination', 'other', `${address} is no VIP and no snat address: a reply, or not weir’s`, {}, notes);
+}
+
+/** Answers to an address of this host are its own before any rule of weir's could lead them in. */
+function localNotes({ scene, headers }: KnownCase): string[] {
+  const source = formatIpv4(headers.source);
+  if (!scene.localAddresses.has(source)) return [];
+  return [
+    `${source} is an address of this host: the backend’s answers go to it past weir, so in mode dnat no connection comes about; ask from another host`,
+  ];
 }
 
 function servicesOf({ scene }: KnownCase, address: string): string[] {

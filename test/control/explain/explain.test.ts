@@ -106,6 +106,17 @@ t.test('a new connection, step by step', async (t) => {
   t.strictSame(live.flows(), [], 'nothing of it is so');
 });
 
+t.test('a client on the gateway itself gets no answer in mode dnat', async (t) => {
+  const notesOf = async (local: string[], mode = ''): Promise<readonly string[]> => {
+    const live = begin(file(`protocol: tcp${mode}`, B1, 'snat: { addresses: [10.96.255.1] }'));
+    live.localAddresses.push(...local);
+    return stepOf(await ask(live), 'destination').notes;
+  };
+  t.match(await notesOf(['10.1.0.2']), [/^10\.1\.0\.2 is an address of this host: .* ask from another host$/]);
+  t.strictSame(await notesOf(['10.1.0.1']), []);
+  t.strictSame(await notesOf(['10.1.0.2'], ', mode: snat'), []);
+});
+
 t.test('a backend without a name is its address, said once', async (t) => {
   const unnamed = (address: string): string => `{ address: ${address}, port: 8080, weight: WEIGHT }`;
   const backends = `${unnamed('10.2.0.11')}, ${unnamed('10.2.0.12')}`;

@@ -82,11 +82,23 @@ export interface DesiredNetwork {
   readonly notes: readonly string[];
 }
 
+/** Of configurations, which never change: a reload asks for both of its several times. */
+const needsOf = new WeakMap<Config, NetworkNeeds>();
+
 /**
  * What a configuration needs by itself, without duplicates. dsr answers come to no gateway but to the backend's node, snat's to the
  * snat address.
  */
 export function networkNeeds(config: Config): NetworkNeeds {
+  let needs = needsOf.get(config);
+  if (needs === undefined) {
+    needs = findNeeds(config);
+    needsOf.set(config, needs);
+  }
+  return needs;
+}
+
+function findNeeds(config: Config): NetworkNeeds {
   const addresses = new Set(config.snat.addresses.map(({ text }) => text));
   const endpoints = new Map<string, ReturnEndpoint>();
   const isNode = config.role === 'node';
@@ -165,7 +177,8 @@ function rule(fields: Partial<Rule> & Pick<Rule, 'table'>): Rule {
 }
 
 /** Both, without duplicates. */
-export function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint[]): ReturnEndpoint[] {
+export function mergeEndpoints(a: readonly ReturnEndpoint[], b: readonly ReturnEndpoint[]): readonly ReturnEndpoint[] {
+  if (b.length === 0) return a;
   const all = new Map([...a, ...b].map((e) => [`${e.address} ${e.port} ${e.protocol}`, e]));
   return [...all.values()];
 }

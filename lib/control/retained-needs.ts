@@ -12,7 +12,7 @@ import {
 } from '../conntrack/record.js';
 import type { Records, TableReader } from '../conntrack/table-reader.js';
 import { formatIpv4, parseIpv4 } from '../wire/address.js';
-import { mergeEndpoints, type NetworkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { mergeEndpoints, type NetworkNeeds, NO_NEEDS, type ReturnEndpoint } from './network-plan.js';
 
 /**
  * What flows need of the kernel that began under another configuration: their service or backend has left the file, the service is of another
@@ -24,6 +24,7 @@ const SLICE_RECORDS = 8192;
 
 /** What is left of needs when others see to part of them. */
 export function needsWithout(needs: NetworkNeeds, others: NetworkNeeds): NetworkNeeds {
+  if (isNothing(needs) || needs === others) return NO_NEEDS;
   const addresses = new Set(others.addresses);
   const endpoints = new Set(others.endpoints.map(keyOf));
   return {
@@ -33,6 +34,7 @@ export function needsWithout(needs: NetworkNeeds, others: NetworkNeeds): Network
 }
 
 export function mergeNeeds(a: NetworkNeeds, b: NetworkNeeds): NetworkNeeds {
+  if (isNothing(b)) return a;
   return {
     addresses: [...new Set([...a.addresses, ...b.addresses])],
     endpoints: mergeEndpoints(a.endpoints, b.endpoints),

@@ -45,7 +45,8 @@ class ServiceBody implements Shown<LiveServiceView> {
           element: row.element,
           update: (now) => {
             setText(label, now.name);
-            setText(address, `${now.address}:${now.port}`);
+            const endpoint = `${now.address}:${now.port}`;
+            setText(address, endpoint === now.name ? '' : endpoint);
             row.update(now);
           },
         };

@@ -101,9 +101,14 @@ export function createApp(weir: RunningWeir, scope: Scope): Hono {
       return refuse(context, 405, `${path} does not take ${context.req.method}`, `Use ${method}.`);
     });
   }
-  app.notFound((context) =>
-    refuse(context, 404, `there is no ${context.req.path}`, `There are ${routes.map(({ path }) => path).join(', ')}.`),
-  );
+  app.notFound((context) => {
+    const { path } = context.req;
+    const here = `here are ${routes.map((each) => each.path).join(', ')}.`;
+    if (!ROUTES.some((each) => each.path === path))
+      return refuse(context, 404, `there is no ${path}`, `H${here.slice(1)}`);
+    const remedy = `Ask the UNIX socket (admin.socket): curl --unix-socket PATH http://weir${path}; ${here}`;
+    return refuse(context, 404, `${path} is not served on admin.listen`, remedy);
+  });
   app.onError((error, context) => answerError(context, error));
   return app;
 }

@@ -19,16 +19,18 @@ export function refuse(
  */
 export const refuseStrangers: MiddlewareHandler = async (context, next) => {
   const isOthers = context.req.header('sec-fetch-site') === 'cross-site' && context.req.path.startsWith('/v1/');
-  if (namesThisHost(context.req.header('host')) && !isOthers) return next();
-  return refuse(
-    context,
-    403,
-    'the dashboard answers only where it is asked for by an address or as localhost',
-    'Open it so. A proxy in front of it sends such a name as host.',
-  );
+  const host = context.req.header('host') ?? '';
+  if (isOthers) return refuse(context, 403, `the page of somebody else may not ask for ${context.req.path}`, ALLOWED);
+  if (namesThisHost(host)) return next();
+  const message = `${context.req.path} answers only to an address or localhost as host, not to "${host}"`;
+  return refuse(context, 403, message, ALLOWED);
 };
 
-function namesThisHost(host = ''): boolean {
+const ALLOWED =
+  'Open http://ADDRESS:PORT or http://localhost:PORT; a proxy in front has to send such a host. /healthz, /metrics and /v1/status ' +
+  'answer whoever asks, and the UNIX socket (admin.socket) everything: curl --unix-socket PATH http://weir/v1/...';
+
+function namesThisHost(host: string): boolean {
   return /^(\d+\.\d+\.\d+\.\d+|\[[0-9a-fA-F:.]+\]|([\w-]+\.)*localhost)(:\d+)?$/.test(host);
 }
 

@@ -23,6 +23,7 @@ const TABLE = {
   FLOWS_INVALID: 'The file of connections cannot be imported.',
   EXPORT_REFUSED: 'The configuration asks for what kernel rules cannot do; each place is listed.',
   IMPORT_INVALID: 'What is to be imported has mistakes, or cannot be read.',
+  OUTPUT_FAILED: 'A file cannot be written.',
   STATE_FILE: 'The conntrack state file cannot be used.',
   USAGE: 'The command line is wrong.',
   LAB_FAILED: 'The lab could not be built or a check in it failed.',

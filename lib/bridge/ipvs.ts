@@ -258,6 +258,11 @@ class RuleReader {
     const forwarding = (['m', 'i', 'g'] as const).find((each) => options.has(each)) ?? 'g';
     // Only NAT can change the port; the others ignore what is written.
     const port = forwarding === 'm' && endpoint.port > 0 ? endpoint.port : virtual.endpoint.port;
+    if (endpoint.port > 0 && endpoint.port !== port)
+      this.warn(
+        { ...origin, column: real.column },
+        `port ${endpoint.port} of ${endpoint.address} is not kept: with -${forwarding} IPVS delivers to port ${port} of the service, whatever is written`,
+      );
     if (virtual.servers.some((each) => each.address === endpoint.address && each.port === port)) {
       this.fault({ ...origin, column: real.column }, `server ${endpoint.address}:${port} is added already`);
       return;

@@ -1,6 +1,7 @@
 import { readdirSync, readFileSync, statSync } from 'node:fs';
 import { extname, join } from 'node:path';
 import { WeirError } from '../base/errors.js';
+import { readFault } from '../base/file-faults.js';
 import { compareText } from './draft.js';
 import type { Manifest } from './kubernetes-objects.js';
 
@@ -67,7 +68,6 @@ export function readManifests(paths: readonly string[]): Manifest[] {
 }
 
 function unreadable(path: string, error: unknown): WeirError {
-  const { code, message } = error as NodeJS.ErrnoException;
-  const why = code === 'ENOENT' ? 'it does not exist' : code === 'EACCES' ? 'permission denied' : (code ?? message);
-  return new WeirError('IMPORT_INVALID', `weir: cannot read ${path}: ${why}.`, '', error);
+  const { why, remedy } = readFault(path, error, 'Name what is to be imported, or - for standard input.');
+  return new WeirError('IMPORT_INVALID', `weir: cannot read ${path}: ${why}. ${remedy}`, '', error);
 }

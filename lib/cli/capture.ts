@@ -42,7 +42,7 @@ export async function capture({
   try {
     await untilStopped(async (signal, stop) => {
       const accepted = (): void => {
-        if (file !== '-') output = openFile(file);
+        if (file !== '-') output = new OutputFile(file, 0o600);
       };
       const sink = async (chunk: Uint8Array): Promise<void> => {
         const whole = blocks.take(chunk);
@@ -60,14 +60,6 @@ export async function capture({
   const [packetsIn, packetsOut] = blocks.packets;
   const lost = blocks.lost === 0 ? 'none lost' : `${blocks.lost} lost, having come faster than they were taken`;
   console.error(`weir: ${plural(packetsIn!, 'packet')} in, ${packetsOut} out; ${lost}.`);
-}
-
-function openFile(file: string): OutputFile {
-  try {
-    return new OutputFile(file, 0o600);
-  } catch (error) {
-    throw new WeirError('NO_PERMISSION', (error as Error).message, 'Name another file.', error);
-  }
 }
 
 function text(value: number | undefined): string | undefined {

@@ -1,4 +1,5 @@
 import type { Command, Option } from 'commander';
+import { kindOfArgument, kindOfOption } from './complete-names.js';
 
 /**
  * Completion scripts for shells, made from the tree of commands itself: what is not in it cannot be offered, and what is in it
@@ -13,8 +14,20 @@ interface Node {
   readonly path: string;
   readonly words: readonly { readonly word: string; readonly description: string }[];
   /** Options that take a value, by each of their spellings: its choices, where it has any. */
-  readonly values: readonly { readonly flags: readonly string[]; readonly choices: readonly string[] }[];
+  readonly values: readonly Value[];
+  /** Its arguments are names that a running weir is asked for. */
+  readonly hasNames: boolean;
 }
+
+interface Value {
+  readonly flags: readonly string[];
+  readonly choices: readonly string[];
+  /** It is a name that a running weir is asked for. */
+  readonly isName: boolean;
+}
+
+/** Not for people: prints the names that may come next, for the scripts. */
+export const NAMES_COMMAND = '__complete';
 
 /** @returns the script for a shell to read: `source <(weir completion bash)` */
 export function completionScript(program: Command, shell: Shell): string {
@@ -42,7 +55,12 @@ function listNodes(command: Command, path: readonly string[]): Node[] {
       ...choices.map((word) => ({ word, description: '' })),
       ...options.flatMap((option) => flagsOf(option).map((word) => ({ word, description: option.description }))),
     ],
-    values: options.filter(takesValue).map((option) => ({ flags: flagsOf(option), choices: option.argChoices ?? [] })),
+    values: options.filter(takesValue).map((option) => ({
+      flags: flagsOf(option),
+      choices: option.argChoices ?? [],
+      isName: kindOfOption(command, option) !== undefined,
+    })),
+    hasNames: command.registeredArguments.some((argument) => kindOfArgument(command, argument) !== undefined),
   };
   return [node, ...subcommands.flatMap((each) => listNodes(each, [...path, each.name()]))];
 }
@@ -56,7 +74,7 @@ function takesValue({ required, optional }: Option): boolean {
 }
 
 /**
- * Where a value is expected that has no choices, and where an argument may be a file, the shell completes file names. No variable is
+ * Names of services and backends are asked for when they are wanted. Where another value is expected that has no choices, and where an argument may be a file, the shell completes file names. No variable is
  * called `path` or `words`: to zsh these are its own.
  */
 function bashScript(name: string, nodes: readonly Node[]): string {
@@ -65,13 +83,14 @@ function bashScript(name: string, nodes: readonly Node[]): string {
     ({ path, words }) => `    ${quote(path)}) offered=${quote(words.map(({ word }) => word).join(' '))} ;;`,
   );
   const values = nodes.flatMap(({ path, values }) =>
-    values.map(
-      ({ flags, choices }) =>
-        `    ${flags.map((flag) => quote(`${path} ${flag}`)).join('|')}) offered=${quote(choices.join(' '))}; isValue=1 ;;`,
-    ),
+    values.map(({ flags, choices, isName }) => {
+      const found = isName ? 'isName=1' : `offered=${quote(choices.join(' '))}`;
+      return `    ${flags.map((flag) => quote(`${path} ${flag}`)).join('|')}) ${found}; isValue=1 ;;`;
+    }),
   );
+  const named = nodes.filter(({ hasNames }) => hasNames).map(({ path }) => quote(path));
   return `_${name}() {
-  local at='' next offered='' isValue='' i
+  local at='' next offered='' isValue='' isName='' i
   local current=\${COMP_WORDS[COMP_CWORD]} before=\${COMP_WORDS[COMP_CWORD-1]}
   for ((i = 1; i < COMP_CWORD; i++)); do
     next="\${at:+$at }\${COMP_WORDS[i]}"
@@ -85,6 +104,14 @@ ${values.join('\n')}
   [[ $isValue ]] || case "$at" in
 ${words.join('\n')}
   esac
+  [[ $isValue || $current == -* ]] || case "$at" in
+    ${named.join('|')}) isName=1 ;;
+  esac
+  if [[ $isName ]]; then
+    compopt +o default 2>/dev/null
+    COMPREPLY=($("\${COMP_WORDS[0]}" ${NAMES_COMMAND} -- "\${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    return
+  fi
   COMPREPLY=($(compgen -W "$offered" -- "$current"))
 }
 complete -o default -F _${name} ${name}
@@ -94,13 +121,15 @@ complete -o default -F _${name} ${name}
 function fishScript(name: string, nodes: readonly Node[]): string {
   const lines = [`complete -c ${name} -n 'test (count (commandline -opc)) -eq 1' -f`];
   const groups = new Set(nodes.map(({ path }) => path.split(' ').slice(0, -1).join(' ')));
-  for (const { path, words, values } of nodes) {
+  const names = `'(${name} ${NAMES_COMMAND} -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'`;
+  for (const { path, words, values, hasNames } of nodes) {
     const seen = path === '' ? [] : path.split(' ').map((word) => `__fish_seen_subcommand_from ${word}`);
     const isGroup = path === '' || groups.has(path);
     const children = words.filter(({ word }) => !word.startsWith('-')).map(({ word }) => word);
     const condition = [...seen, ...(isGroup ? [`not __fish_seen_subcommand_from ${children.join(' ')}`] : [])].join(
       '; and ',
     );
+    if (hasNames) lines.push(`complete -c ${name} -n ${quote(condition)} -f -a ${names}`);
     for (const { word, description } of words) {
       const choices = values.find(({ flags }) => flags.includes(word));
       const what = word.startsWith('--')
@@ -109,7 +138,13 @@ function fishScript(name: string, nodes: readonly Node[]): string {
           ? `-s ${word.slice(1)}`
           : `-a ${word}`;
       const takes =
-        choices === undefined ? '' : choices.choices.length > 0 ? ` -x -a ${quote(choices.choices.join(' '))}` : ' -r';
+        choices === undefined
+          ? ''
+          : choices.isName
+            ? ` -x -a ${names}`
+            : choices.choices.length > 0
+              ? ` -x -a ${quote(choices.choices.join(' '))}`
+              : ' -r';
       lines.push(`complete -c ${name} -n ${quote(condition)} ${what}${takes} -d ${quote(description)}`);
     }
   }

@@ -2,7 +2,7 @@ import { Readable } from 'node:stream';
 import { WeirError } from '../base/errors.js';
 import { readConfigText, requireConfig } from '../config/load.js';
 import type { BackendPlan, Change, FieldChange, FlowFates, PlanView, ServicePlan } from '../control/plan/plan-view.js';
-import { plural } from '../control/summary.js';
+import { nameAndAddress, plural } from '../control/summary.js';
 import { callJson } from './client.js';
 import { print, printJson } from './output.js';
 import { Exit, report } from './report.js';
@@ -85,7 +85,7 @@ function renderService(service: ServicePlan): string {
 
 function sayBackend({ name, address, port, change, fields }: BackendPlan): string {
   const what = fields.map(sayField).join(', ');
-  return `${SIGNS[change]} ${name} ${address}:${port}${what === '' ? '' : `: ${what}`}`;
+  return `${SIGNS[change]} ${nameAndAddress(name, `${address}:${port}`)}${what === '' ? '' : `: ${what}`}`;
 }
 
 /** A list's few changes by name, many by number. */

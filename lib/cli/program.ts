@@ -1,7 +1,8 @@
 import { Argument, Command, InvalidArgumentError, Option } from 'commander';
 import { plural } from '../control/summary.js';
-import { completionScript, SHELLS, type Shell } from './completion.js';
+import { completionScript, NAMES_COMMAND, SHELLS, type Shell } from './completion.js';
 import type { Rules } from './export.js';
+import { addHelp, HELP } from './help.js';
 import { report } from './report.js';
 import { SORTS } from './top-frame.js';
 
@@ -73,6 +74,7 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
   const program = new Command('weir')
     .description('A userspace L4 load balancer with its own connection tracking.')
     .version(parts.version)
+    .configureHelp(HELP)
     .addHelpText(
       'after',
       '\nExamples:\n  weir check -c weir.yaml\n  weir run -c weir.yaml\n  weir ct list -o cilium --service web',
@@ -90,6 +92,11 @@ function createProgram(parts: Parts, exit: (code: number) => void): Command {
     )
     .addArgument(new Argument('<shell>', 'the shell').choices(SHELLS))
     .action(async (shell: Shell) => (await import('./output.js')).print(completionScript(program, shell)));
+  settle(program.command(NAMES_COMMAND, { hidden: true }).argument('[words...]')).action(async (words: string[]) => {
+    const names = await (await import('./complete-names.js')).completeNames(program, words);
+    await (await import('./output.js')).print(names.map((name) => `${name}\n`).join(''));
+  });
+  addHelp(program);
   return program;
 }
 

@@ -31,8 +31,8 @@ export function renderServices(services: readonly ServiceView[]): string {
     if (backends.length === 0) return [[...service, '(none)', '', 0, '', 0, 0, 0, 0]];
     return backends.map((backend, i): Cell[] => [
       ...(i === 0 ? service : ['', '', '']),
-      backend.name,
-      `${backend.address}:${backend.port}`,
+      backend.name === endpointOf(backend) ? '-' : backend.name,
+      endpointOf(backend),
       backend.weight,
       sayState(backend),
       backend.flows,
@@ -54,6 +54,10 @@ export function renderServices(services: readonly ServiceView[]): string {
       : [renderTable(['SERVICE', 'BACKEND', 'HEALTH', 'FOR', 'NO ANSWER', 'REFUSED', 'LAST PROBE'], health)]),
     ...(limits.length === 0 ? [] : [renderTable(['SERVICE', 'BACKEND', 'OPEN', 'LIMIT', 'NEW PER CLIENT'], limits)]),
   ].join('\n');
+}
+
+function endpointOf({ address, port }: BackendView): string {
+  return `${address}:${port}`;
 }
 
 /** Of the services and backends that have limits. */
@@ -94,8 +98,12 @@ function sayDrain({ service, backend, drained, changed, takesNew, weight, flows 
   const name = `${service}/${backend}`;
   const before = changed ? '' : ', as before';
   if (drained) return `${name} takes no new connections${before}; it has ${plural(flows, 'connection')}`;
-  if (takesNew) return `${name} takes new connections${changed ? ' again' : before}`;
-  return `${name} is not drained by command${before}, but ${weight === 0 ? 'its weight in the file is 0' : 'down'}`;
+  if (changed && takesNew) return `${name} takes new connections again`;
+  const why = weight === 0 ? 'its weight in the file is 0' : 'it is down';
+  const now = takesNew ? 'it takes new connections' : `it takes no new connections, since ${why}`;
+  return changed
+    ? `${name} is no longer drained, but ${now}`
+    : `${name} was not drained by command, nothing is changed: ${now}`;
 }
 
 export function renderStatus({

@@ -12,6 +12,7 @@ import {
 } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { WeirError } from '../base/errors.js';
+import { writeFault } from '../base/file-faults.js';
 
 const NEW_MODE = 0o644;
 
@@ -20,7 +21,7 @@ const NEW_MODE = 0o644;
  * of a file that is there too.
  *
  * @returns false when it had this content already, and nothing was done
- * @throws WeirError USAGE
+ * @throws WeirError OUTPUT_FAILED
  */
 export function replaceFile(path: string, text: string): boolean {
   try {
@@ -37,8 +38,8 @@ export function replaceFile(path: string, text: string): boolean {
     }
     return true;
   } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    throw new WeirError('USAGE', `cannot write ${path}: ${code ?? message}`, 'Name a file with -O FILE.', error);
+    const { why, remedy } = writeFault(path, error);
+    throw new WeirError('OUTPUT_FAILED', `cannot write ${path}: ${why}`, remedy, error);
   }
 }
 

@@ -28,82 +28,102 @@ const STYLES = { bold: '1', dim: '2', good: '32', warn: '33', bad: '31', head: '
 
 const CLIENTS = 5;
 const REASONS = 5;
-const HEAD_ROWS = 4;
 
-/** A frame of `weir top`: lines no longer than there are columns. */
+/** A frame of `weir top`: lines no longer than there are columns. Where these are few, names are shortened and figures are not. */
 export function renderFrame(view: LiveView, options: FrameOptions): string[] {
   const paint: Paint = (text, style) => (options.hasColour ? `\x1b[${STYLES[style]}m${text}\x1b[0m` : text);
   const line = (text: string): string => clip(text, options.columns);
   const below = [...reasonLines(view, paint, line), ...clientLines(view, paint, line)];
-  const services = serviceLines(view, options, paint, line);
+  const services = serviceLines(view, options, paint);
   const foot = options.status === '' ? [] : [paint(line(options.status), 'dim')];
-  const room = Math.max(1, options.rows - HEAD_ROWS - 1 - below.length - foot.length);
-  const skip = Math.min(options.skip, Math.max(0, services.length - room));
-  const lines = [
-    ...headLines(view, paint, line),
-    '',
-    paint(line(columns(['SERVICE, BACKEND', 'STATE', 'SHARE', 'PACKETS/S', 'BITS/S', 'NEW/S', 'OPEN'])), 'head'),
-    ...services.slice(skip, skip + room),
-    ...below,
-  ];
+  const head = headLines(view, options.columns, paint);
+  const [titles, ...rows] = services;
+  const room = Math.max(1, options.rows - head.length - 2 - below.length - foot.length);
+  const skip = Math.min(options.skip, Math.max(0, rows.length - room));
+  const lines = [...head, '', titles!, ...rows.slice(skip, skip + room), ...below];
   return [...lines.slice(0, Math.max(0, options.rows - foot.length)), ...foot];
 }
 
-function headLines(
-  { status, rates, conntrack, count }: LiveView,
-  paint: Paint,
-  line: (text: string) => string,
-): string[] {
+function headLines({ status, rates, conntrack, count }: LiveView, columns: number, paint: Paint): string[] {
   const { tcp, any } = conntrack.tables;
-  const bits = `${withUnit(rates.bitsIn, 'b/s')} in, ${withUnit(rates.bitsOut, 'b/s')} out`;
+  const wrap = (parts: readonly string[], between: string): string[] =>
+    join(parts, between, columns).map((text) => clip(text, columns));
+  const rateParts = [
+    `packets ${si(rates.packetsIn)}/s in, ${si(rates.packetsOut)}/s out`,
+    `bits ${withUnit(rates.bitsIn, 'b/s')} in, ${withUnit(rates.bitsOut, 'b/s')} out`,
+    `new ${si(rates.connections)}/s`,
+    `dropped ${si(rates.drops)}/s`,
+  ];
+  const counted = `  counted ${Math.round(count.secondsAgo)} s ago`;
+  const title = `weir ${status.version}, ${status.device.name}, up ${sayDuration(status.uptimeSeconds)}`;
   return [
-    paint(line(`weir ${status.version}, ${status.device.name}, up ${sayDuration(status.uptimeSeconds)}`), 'bold'),
-    line(
-      `packets ${si(rates.packetsIn)}/s in, ${si(rates.packetsOut)}/s out; bits ${bits}; new ${si(rates.connections)}/s; dropped ${si(rates.drops)}/s`,
-    ),
-    line(`conntrack tcp ${fill(tcp)}   other ${fill(any)}   counted ${Math.round(count.secondsAgo)} s ago`),
+    paint(clip(title, columns), 'bold'),
+    ...wrap(rateParts, '; '),
+    ...wrap([`conntrack tcp ${fill(tcp)}`, ...states(tcp), `  other ${fill(any)}`, ...states(any), counted], ' '),
   ];
 }
 
-function fill({ entries, limit, states }: TableView): string {
-  const cells = Math.min(10, Math.ceil((entries / limit) * 10));
-  const named = Object.entries(states).map(([name, number]) => ` ${name} ${number}`);
-  return `[${'#'.repeat(cells)}${'-'.repeat(10 - cells)}] ${entries} of ${limit}${named.join('')}`;
+/** As many parts on a line as there is room for. */
+function join(parts: readonly string[], between: string, columns: number): string[] {
+  const lines: string[] = [];
+  for (const part of parts) {
+    const longer = lines.length === 0 ? part : `${lines.at(-1)}${between}${part}`;
+    if (lines.length > 0 && longer.length > columns) lines.push(part.trimStart());
+    else lines[Math.max(0, lines.length - 1)] = longer;
+  }
+  return lines;
 }
 
-function serviceLines(
-  { services, omittedServices }: LiveView,
-  { sort, service: wanted }: FrameOptions,
-  paint: Paint,
-  line: (text: string) => string,
-): string[] {
+function fill({ entries, limit }: TableView): string {
+  const cells = Math.min(10, Math.ceil((entries / limit) * 10));
+  return `[${'#'.repeat(cells)}${'-'.repeat(10 - cells)}] ${entries} of ${limit}`;
+}
+
+function states({ states }: TableView): string[] {
+  return Object.entries(states).map(([name, number]) => `${name} ${number}`);
+}
+
+interface Row {
+  readonly cells: readonly string[];
+  readonly style?: keyof typeof STYLES;
+}
+
+const TITLES: Row = {
+  cells: ['SERVICE, BACKEND', 'STATE', 'SHARE', 'PACKETS/S', 'BITS/S', 'NEW/S', 'OPEN'],
+  style: 'head',
+};
+
+/** Titles, and a line for each service and backend. */
+function serviceLines(view: LiveView, options: FrameOptions, paint: Paint): string[] {
+  const { services, omittedServices } = view;
+  const { columns, sort, service: wanted } = options;
   const shown = sorted(
     services.filter(({ name }) => name.includes(wanted)),
     sort,
   );
-  const lines = shown.flatMap((service) => {
-    const { name, address, port, protocol, backends } = service;
-    const takers = backends.filter(({ takesNew }) => takesNew).length;
-    const head = columns([
-      `${name} ${address}:${port}/${protocol}`,
-      `${takers} of ${backends.length}`,
-      '',
-      ...figures(service),
-    ]);
-    return [
-      paint(line(head), 'bold'),
-      ...sorted(backends, sort).map((backend) => {
-        const state = stateOf(backend);
-        const text = line(
-          columns([`  ${backend.name}`, state, `${(backend.share * 100).toFixed(1)}%`, ...figures(backend)]),
-        );
-        return backend.state === 'active' ? text : paint(text, backend.state === 'down' ? 'bad' : 'warn');
-      }),
-    ];
+  const rows = [TITLES, ...shown.flatMap((service) => serviceRows(service, sort))];
+  const widths = widthsOf(rows, columns);
+  const lines = rows.map(({ cells, style }) => {
+    const text = clip(align(cells, widths), columns);
+    return style === undefined ? text : paint(text, style);
   });
-  if (lines.length === 0)
-    lines.push(line(services.length === 0 ? 'No services.' : `No service has "${wanted}" in its name.`));
-  return omittedServices === 0 ? lines : [...lines, line(`${omittedServices} more services are not shown.`)];
+  const none = services.length === 0 ? 'No services.' : `No service has "${wanted}" in its name.`;
+  if (shown.length === 0) lines.push(clip(none, columns));
+  return omittedServices === 0 ? lines : [...lines, clip(`${omittedServices} more services are not shown.`, columns)];
+}
+
+function serviceRows(service: LiveServiceView, sort: Sort): Row[] {
+  const { name, address, port, protocol, backends } = service;
+  const takers = backends.filter(({ takesNew }) => takesNew).length;
+  const vip = `${address}:${port}/${protocol}`;
+  return [
+    { cells: [`${name} ${vip}`, `${takers} of ${backends.length}`, '', ...figures(service)], style: 'bold' },
+    ...sorted(backends, sort).map((backend): Row => {
+      const share = `${(backend.share * 100).toFixed(1)}%`;
+      const cells = [`  ${backend.name}`, stateOf(backend), share, ...figures(backend)];
+      return backend.state === 'active' ? { cells } : { cells, style: backend.state === 'down' ? 'bad' : 'warn' };
+    }),
+  ];
 }
 
 function figures({ rates, open, maxConnections }: LiveServiceView | LiveBackendView): string[] {
@@ -160,13 +180,33 @@ function bitsOf({ bits }: RatesView): number {
   return bits.original + bits.reply;
 }
 
+/** Of the columns: what they are given where there is room, and what figures can take without a limit of connections. */
 const WIDTHS = [34, 20, 7, 10, 10, 8, 12] as const;
+const NARROW = [0, 0, 6, 9, 6, 6, 5] as const;
+
+/** Where there is less room, the name and the state share what the figures leave. */
+function widthsOf(rows: readonly Row[], columns: number): number[] {
+  const figures = (least: readonly number[]): number[] =>
+    least.slice(2).map((width, i) => Math.max(width, ...rows.map(({ cells }) => cells[i + 2]!.length)));
+  const leftBy = (widths: readonly number[]): number => columns - widths.reduce((sum, width) => sum + width + 1, 1);
+  const wide = figures(WIDTHS);
+  if (leftBy(wide) >= WIDTHS[0] + WIDTHS[1]) return [WIDTHS[0], WIDTHS[1], ...wide];
+  const narrow = figures(NARROW);
+  const left = Math.max(0, leftBy(narrow));
+  const state = Math.min(WIDTHS[1], Math.floor(left / 3));
+  return [left - state, state, ...narrow];
+}
 
 /** The first two to the left, figures to the right. */
-function columns(cells: readonly string[]): string {
+function align(cells: readonly string[], widths: readonly number[]): string {
   return cells
-    .map((cell, i) => (i < 2 ? clip(cell, WIDTHS[i]!).padEnd(WIDTHS[i]!) : cell.padStart(WIDTHS[i]!)))
+    .map((cell, i) => (i < 2 ? shorten(cell, widths[i]!).padEnd(widths[i]!) : cell.padStart(widths[i]!)))
     .join(' ');
+}
+
+/** Shows that there is more of it. */
+function shorten(text: string, columns: number): string {
+  return [...text].length <= columns || columns < 2 ? clip(text, columns) : `${clip(text, columns - 1)}…`;
 }
 
 /** Control characters, should there be any in what others have called something, do not reach the terminal. */

@@ -1,8 +1,9 @@
 import { createReadStream, fstatSync, openSync } from 'node:fs';
 import type { Readable } from 'node:stream';
 import { WeirError } from '../base/errors.js';
+import { readFault } from '../base/file-faults.js';
 import { Progress } from '../control/progress.js';
-import { plural } from '../control/summary.js';
+import { countRefused, plural } from '../control/summary.js';
 import type { ImportView } from '../control/view.js';
 import { callJson, callStream } from './client.js';
 import { print, printJson } from './output.js';
@@ -38,7 +39,7 @@ export async function ctImport(
     body.destroy();
   }
   await (output === 'json' ? printJson(view) : print(sayImport(view)));
-  const refused = refusals(view);
+  const refused = countRefused(view.skipped);
   if (refused === 0 && view.complete) return;
   if (output === 'table') console.error(sayRefused(view, refused));
   throw new Exit(1);
@@ -50,30 +51,21 @@ function openInput(file: string): Readable {
   try {
     fd = openSync(file, 'r');
   } catch (error) {
-    const { code, message } = error as NodeJS.ErrnoException;
-    throw unreadable(file, code === 'ENOENT' ? 'it does not exist' : (code ?? message), error);
+    throw unreadable(file, error);
   }
-  if (fstatSync(fd).isDirectory()) throw unreadable(file, 'it is a directory');
+  if (fstatSync(fd).isDirectory()) throw unreadable(file, { code: 'EISDIR' });
   return createReadStream(file, { fd, highWaterMark: READ_BYTES });
 }
 
-function unreadable(file: string, why: string, cause?: unknown): WeirError {
-  return new WeirError(
-    'FLOWS_INVALID',
-    `cannot read ${file}: ${why}`,
-    'Name what `weir ct export` wrote, or - for standard input.',
-    cause,
-  );
+function unreadable(file: string, error: unknown): WeirError {
+  const { why, remedy } = readFault(file, error, 'Name what `weir ct export` wrote, or - for standard input.');
+  return new WeirError('FLOWS_INVALID', `cannot read ${file}: ${why}`, remedy, error);
 }
 
 function countLines(chunk: Buffer): number {
   let lines = 0;
   for (let at = chunk.indexOf(10); at >= 0; at = chunk.indexOf(10, at + 1)) lines++;
   return lines;
-}
-
-function refusals({ skipped }: ImportView): number {
-  return Object.values(skipped).reduce((sum, count) => sum + count, 0) - skipped.exists;
 }
 
 function sayImport({ imported, updated, skipped }: ImportView): string {

@@ -1,5 +1,6 @@
 import { closeSync, constants, fstatSync, openSync, readFileSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
+import { readFault } from '../base/file-faults.js';
 import { MAX_CONFIG_BYTES } from '../base/limits.js';
 import type { Config } from './config.js';
 import { deriveConfig } from './derive.js';
@@ -140,16 +141,16 @@ function readText(path: string, mustBeFile: boolean): string {
   try {
     fd = openSync(path, constants.O_RDONLY | (mustBeFile ? constants.O_NONBLOCK : 0));
     const found = fstatSync(fd);
-    if (found.isDirectory() || (mustBeFile && !found.isFile())) throw unreadable(path, 'it is no file');
+    if (found.isDirectory() || (mustBeFile && !found.isFile()))
+      throw unreadable(path, mustBeFile ? 'it is no file' : 'it is a directory');
     requireSize(path, found.size);
     const text = readFileSync(fd, 'utf8');
     requireSize(path, text.length);
     return text;
   } catch (error) {
     if (error instanceof WeirError) throw error;
-    const { code } = error as NodeJS.ErrnoException;
-    const what = code === 'ENOENT' ? 'it does not exist' : code === 'EACCES' ? 'permission denied' : String(code);
-    throw unreadable(path, what, error);
+    const { why, remedy } = readFault(path, error, NAME_ONE);
+    throw unreadable(path, why, remedy, error);
   } finally {
     if (fd >= 0) closeSync(fd);
   }
@@ -159,11 +160,8 @@ function requireSize(path: string, bytes: number): void {
   if (bytes > MAX_CONFIG_BYTES) throw unreadable(path, `it has ${bytes} bytes, and may have ${MAX_CONFIG_BYTES}`);
 }
 
-function unreadable(path: string, what: string, cause?: unknown): WeirError {
-  return new WeirError(
-    'CONFIG_UNREADABLE',
-    `cannot read ${path}: ${what}`,
-    'Name an existing file with -c FILE.',
-    cause,
-  );
+const NAME_ONE = 'Name an existing file with -c FILE.';
+
+function unreadable(path: string, why: string, remedy = NAME_ONE, cause?: unknown): WeirError {
+  return new WeirError('CONFIG_UNREADABLE', `cannot read ${path}: ${why}`, remedy, cause);
 }

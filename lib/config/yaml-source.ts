@@ -227,16 +227,59 @@ function parse(text: string, lines: LineCounter): { parsed: Parsed[]; syntaxErro
     Error.stackTraceLimit = stackTraceLimit;
   }
   const found = parsed.flatMap(({ errors, warnings }) => [...errors, ...warnings]);
-  // One mistake makes the parser complain again: at the same place, or about all that follows.
-  const causes = found.filter(
-    ({ pos, code }, i) => i === 0 || (code !== 'UNEXPECTED_TOKEN' && pos[0] !== found[i - 1]!.pos[0]),
-  );
-  const syntaxErrors = causes.map(({ pos, message }) => ({
+  const syntaxErrors = causesOf(text, found).map(({ pos, message }) => ({
     ...positionOf(lines, pos[0]),
     message: rewordSyntax(message),
   }));
   return { parsed, syntaxErrors };
 }
+
+type Complaint = Parsed['errors'][number] | Parsed['warnings'][number];
+
+/** Of the parser's complaints, those about brackets and indentation. */
+const STRUCTURE: readonly string[] = ['BAD_INDENT', 'MISSING_CHAR', 'BLOCK_AS_IMPLICIT_KEY', 'MULTILINE_IMPLICIT_KEY'];
+
+/** A line that begins with a key: whatever went wrong before, here the text makes sense again. */
+const TOP_LEVEL_KEY = /^[\w"'][^\n]*:(\s|$)/m;
+
+/**
+ * One mistake makes the parser complain again: at the same place, or about all that follows. A bracket that is not closed, or a line that
+ * stands too far left or right, changes what the lines after it are, up to the next key at the left margin.
+ */
+function causesOf(text: string, found: readonly Complaint[]): Complaint[] {
+  const causes: Complaint[] = [];
+  let cause: Complaint | undefined;
+  for (const [i, complaint] of found.entries()) {
+    const { pos, code } = complaint;
+    if (i > 0 && (code === 'UNEXPECTED_TOKEN' || pos[0] === found[i - 1]!.pos[0])) continue;
+    if (STRUCTURE.includes(code)) {
+      if (cause !== undefined && follows(text, cause.pos[0], pos[0])) continue;
+      cause = complaint;
+    }
+    causes.push(complaint);
+  }
+  return causes;
+}
+
+/** Whether no key at the left margin stands between a mistake and the next. */
+function follows(text: string, mistake: number, next: number): boolean {
+  const lineAfter = text.indexOf('\n', mistake) + 1 || text.length;
+  // One that shows at the beginning of a line is of what was before.
+  const from = text[mistake - 1] === '\n' ? mistake : lineAfter;
+  const to = text.indexOf('\n', next);
+  return !TOP_LEVEL_KEY.test(text.slice(from, to < 0 ? undefined : to));
+}
+
+/** In words that say what to look for. */
+const REWORDED: readonly [message: RegExp, words: string][] = [
+  [/^Flow (?:sequence|map) .*end with a (.)/, 'a bracket before this is not closed: `$1` is missing'],
+  [
+    /^Nested mappings are not allowed in compact mappings.*/,
+    'no map may begin here: is the next line indented too far, or is there a second `:`?',
+  ],
+  [/^All (mapping|sequence) items must start at the same column.*/, 'this line is not indented as those before it'],
+  [/^Sequence item without - indicator.*/, 'this line is indented neither as a list item nor as a key of one'],
+];
 
 function* someTokens(tokens: Iterable<CST.Token>): Generator<CST.Token> {
   let misplaced = 0;
@@ -249,6 +292,10 @@ function* someTokens(tokens: Iterable<CST.Token>): Generator<CST.Token> {
 function rewordSyntax(message: string): string {
   // The parser turns a RangeError of its own into one of the document's.
   if (message.startsWith('Maximum call stack')) return TOO_DEEP;
+  for (const [form, words] of REWORDED) {
+    const match = form.exec(message);
+    if (match !== null) return `YAML: ${words.replace('$1', match[1] ?? '')}`;
+  }
   return `YAML: ${message.charAt(0).toLowerCase()}${message.slice(1)}`;
 }
 

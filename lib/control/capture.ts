@@ -28,8 +28,10 @@ import {
 import { UDP_HEADER_BYTES } from '../wire/udp.js';
 import * as vnet from '../wire/vnet.js';
 import type { Desired } from './desired.js';
+import { requireNames } from './find-backend.js';
 import { parseClient } from './flows.js';
 import type { EventLog } from './log.js';
+import { nameAndAddress } from './summary.js';
 import type { Capture, CaptureOptions } from './view.js';
 
 /** What the data path can be ahead of a reader: 0.1 s of 600 Mb/s. */
@@ -262,7 +264,7 @@ class RunningCapture implements Capture {
     const flags = snapshot.services[service * SERVICE_WORDS + SERVICE_FLAGS]!;
     const state = STATE_NAMES[outcome >>> 24];
     const how = isNew ? `new, ${(flags & SERVICE_MAGLEV) !== 0 ? 'maglev' : 'random'}` : 'tracked';
-    const names = `${identities.serviceName(service) ?? '?'} ${arrow} ${identities.backendName(backend) ?? '?'} ${endpoint}`;
+    const names = `${identities.serviceName(service) ?? '?'} ${arrow} ${nameAndAddress(identities.backendName(backend) ?? '?', endpoint)}`;
     return `${names}, ${how}${state ? `, ${state}` : ''}`;
   }
 
@@ -309,10 +311,9 @@ function offloads(entry: Int32Array): string {
   return `${cut}${(entry[RING.ENTRY_FLAGS]! & RING.ENTRY_PARTIAL) !== 0 ? '; checksum left to the device' : ''}`;
 }
 
-function compileRequest(
-  { service, backend, client, snapBytes }: CaptureOptions,
-  { identities }: CaptureParts['desired'],
-): CaptureRequest {
+function compileRequest(options: CaptureOptions, { identities }: CaptureParts['desired']): CaptureRequest {
+  const { service, backend, client, snapBytes } = options;
+  requireNames(identities, options);
   const services =
     service === undefined ? null : idsWhere(identities.serviceRows, (id) => identities.serviceName(id) === service);
   const slash = backend?.lastIndexOf('/') ?? -1;
@@ -331,9 +332,6 @@ function compileRequest(
     client: wanted ?? null,
     snapBytes: snapBytes ?? MAX_PACKET_BYTES,
   };
-  if (services?.length === 0) throw new WeirError('USAGE', `no service is called "${service}"`, 'See `weir services`.');
-  if (request.backends?.length === 0)
-    throw new WeirError('USAGE', `there is no backend "${backend}"`, 'See `weir services`.');
   if (wanted === undefined)
     throw new WeirError('USAGE', `"${client}" is no address, address:port or prefix`, 'Correct it.');
   return request;

@@ -1,6 +1,8 @@
 import { WeirError } from '../base/errors.js';
+import { formatEndpoint, formatIpv4 } from '../wire/address.js';
 import type { Desired } from './desired.js';
-import type { BackendIdentity } from './identity.js';
+import type { FlowFilter } from './flows.js';
+import type { BackendIdentity, Identities } from './identity.js';
 
 /** A configured backend, as a command names it. */
 export interface NamedMember {
@@ -44,12 +46,47 @@ export function findBackend(desired: Desired, service: string, wanted: string): 
   return { identity: match.identity, name: match.backend.name, weight: match.backend.weight };
 }
 
-/** A name that means nothing is a slip: what there is helps to find it. */
+/**
+ * A name in a filter that means nothing is a slip more often than a question. Removed services and backends have their names as long as
+ * connections use them.
+ *
+ * @param isNode a node has connections of backends that no file names
+ * @throws WeirError USAGE
+ */
+export function requireNames(identities: Identities, { service, backend }: FlowFilter, isNode = false): void {
+  const services = identities.listServices().map(({ name }) => name);
+  const slash = backend?.lastIndexOf('/') ?? -1;
+  const owner = slash < 0 ? undefined : backend!.slice(0, slash);
+  const unknown = [service, owner].find((name) => name !== undefined && !services.includes(name));
+  if (unknown !== undefined) throw noSuchService(unknown, services);
+  if (backend === undefined) return;
+  const wanted = backend.slice(slash + 1);
+  if (isNode && owner === undefined && ENDPOINT.test(wanted)) return;
+  const names: string[] = [];
+  for (const { service, name, address, port } of identities.listBackends()) {
+    const itsOwner = identities.serviceName(service)!;
+    if (owner !== undefined && itsOwner !== owner) continue;
+    if ([name, formatIpv4(address), formatEndpoint(address, port)].includes(wanted)) return;
+    names.push(owner === undefined ? `${itsOwner}/${name}` : name);
+  }
+  throw owner === undefined
+    ? new WeirError('USAGE', `no backend is called "${wanted}"`, `There are: ${listed(names)}.`)
+    : new WeirError('USAGE', `${owner} has no backend "${wanted}"`, `It has ${listed(names)}.`);
+}
+
+const ENDPOINT = /^\d+\.\d+\.\d+\.\d+(:\d+)?$/;
+
+/** What there is helps to find what was meant. */
 export function noSuchService(wanted: string, names: readonly string[]): WeirError {
   return new WeirError('USAGE', `no service is called "${wanted}"`, `There are: ${listed(names)}.`);
 }
 
+/** At most these are named. */
+const NAMES = 20;
+
 function listed(names: readonly string[]): string {
   if (names.length === 0) return 'none';
-  return names.length <= 10 ? names.join(', ') : `${names.slice(0, 10).join(', ')} and ${names.length - 10} more`;
+  return names.length <= NAMES
+    ? names.join(', ')
+    : `${names.slice(0, NAMES).join(', ')} and ${names.length - NAMES} more`;
 }

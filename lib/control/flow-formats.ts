@@ -1,6 +1,7 @@
 import { formatEndpoint, formatIpv4 } from '../wire/address.js';
 import { PROTO_ICMP, PROTO_TCP } from '../wire/ipv4.js';
 import { type Endpoint, type Flow, flagNames, flowJson, protocolName } from './flows.js';
+import { sayTime } from './summary.js';
 
 /**
  * The four forms a list of flows is printed in. Each is a stream of text chunks: a consumer that waits between them lets a
@@ -74,7 +75,7 @@ function tableLine(flow: Flow): string {
     text(flow.backend),
     flow.serviceName ?? '',
     flow.state,
-    `${Math.ceil(flow.expiresInMs / 1000)}s`,
+    sayTime(flow.expiresInMs),
     `${flow.txPackets}/${flow.rxPackets}`,
     `${flow.txBytes}/${flow.rxBytes}`,
   ]);

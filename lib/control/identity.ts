@@ -130,6 +130,15 @@ export class Identities {
     return this.#backendRows[id];
   }
 
+  /** Those of the file and removed ones that connections still use. */
+  listServices(): ServiceIdentity[] {
+    return this.#serviceRows.filter((row) => row !== undefined);
+  }
+
+  listBackends(): BackendIdentity[] {
+    return this.#backendRows.filter((row) => row !== undefined);
+  }
+
   serviceName(id: number): string | undefined {
     return this.#serviceRows[id]?.name;
   }

@@ -84,6 +84,11 @@ export function formatRule(rule: Rule, names = false): string {
   return `${text} protocol ${WEIR_PROTOCOL}`;
 }
 
+/** A command as people read it, and may type it: whole, and with protocols by name. */
+export function sayCommand(command: string): string {
+  return `ip ${command.replace(/(?<= ipproto )\d+/, (number) => PROTOCOL_NAMES[Number(number)] ?? number)}`;
+}
+
 /** What the kernel holds, as far as weir cares. */
 export interface KernelState {
   /** Every link of this network namespace, by name. */
@@ -291,7 +296,7 @@ function missingTool(message: string): WeirError {
 function failure(stderr: string, commands: readonly string[]): WeirError {
   const line = Number(/Command failed -:(\d+)/.exec(stderr)?.[1] ?? 1);
   const reason = (stderr.split('\n')[0] ?? '').replace('RTNETLINK answers: ', '');
-  const message = `ip ${commands[line - 1]}: ${reason || 'failed without a word'}`;
+  const message = `${sayCommand(commands[line - 1] ?? '')}: ${reason || 'failed without a word'}`;
   if (reason.includes('Operation not permitted')) {
     return new WeirError('NO_PERMISSION', message, 'Run weir as root or with CAP_NET_ADMIN.');
   }

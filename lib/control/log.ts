@@ -55,7 +55,7 @@ interface Window {
   suppressed: number;
 }
 
-/** One JSON object a line: level, time (ISO 8601), event, msg, and what belongs to the event. */
+/** One JSON object a line: level, time (ISO 8601), event, msg (of one line, too), and what belongs to the event. */
 export class EventLog {
   readonly history = new LogHistory();
   readonly #logger: Logger;
@@ -103,7 +103,7 @@ export class EventLog {
 
   #write(level: Level, event: LogEvent, message: string, fields: object): void {
     this.tellSuppressed();
-    if (this.#admits(event)) this.#logger[level]({ event, ...fields }, message);
+    if (this.#admits(event)) this.#logger[level]({ event, ...fields }, message.trim().replace(/\s*\n\s*/g, '; '));
   }
 
   #admits(event: LogEvent): boolean {
@@ -121,7 +121,7 @@ export class EventLog {
  * The log on standard output, written before the call returns: the last line before an exit is never lost to a reader that reads. One that
  * does not read, or goes away, loses lines, and keeps nobody waiting.
  *
- * @param isPretty for people, in colours on a terminal
+ * @param isPretty for people, in colours on a terminal: without what belongs to an event, a line each
  */
 export function openLog(isPretty: boolean): EventLog {
   const stdout = new TextOutput(1);
@@ -132,6 +132,7 @@ export function openLog(isPretty: boolean): EventLog {
         translateTime: 'SYS:HH:MM:ss.l',
         messageFormat: '{event}: {msg}',
         ignore: 'event',
+        hideObject: true,
       })
     : (line: string): string => line;
   const log = new EventLog({ write: (line) => stdout.write(prettify(line)) });

@@ -273,6 +273,12 @@ function desiredSysctls(device: string, allPathFilter: number, hasTunnel: boolea
       required: true,
       without: 'the kernel drops what weir sends',
     },
+    {
+      path: ['net', 'ipv6', 'conf', device, 'disable_ipv6'],
+      value: 1,
+      required: false,
+      without: 'the kernel sends IPv6 of its own into the device, which counts as dropped',
+    },
     { path: ['net', 'ipv4', 'ip_forward'], value: 1, required: true, without: 'the kernel forwards nothing' },
     { path: ['net', 'ipv4', 'ip_early_demux'], value: 0, required: false, without: earlyDemux },
     { path: ['net', 'ipv4', 'tcp_early_demux'], value: 0, required: false, without: earlyDemux },
@@ -295,16 +301,19 @@ export interface NetworkPlan {
 export function planNetwork(desired: DesiredNetwork): NetworkPlan {
   const { device, mtu, deviceAddress, sysctls, tableRoutes, rules, addressRoutes, notes } = desired;
   const addRoute = (route: Route): string => `ip route replace ${formatRoute(route)}`;
+  const set = (setting: Sysctl): string => `sysctl -w ${formatSysctl(setting)}`;
+  const isOfDevice = ({ path }: Sysctl): boolean => path[3] === device;
   return {
     sections: [
       {
         title: `device (weir run makes it; by hand: ip tuntap add dev ${device} mode tun)`,
         commands: [
+          ...sysctls.filter(isOfDevice).map(set),
           `ip link set dev ${device} mtu ${mtu} up`,
           ...(deviceAddress === null ? [] : [`ip ${addAddress(deviceAddress, device)}`]),
         ],
       },
-      { title: 'settings', commands: sysctls.map((setting) => `sysctl -w ${formatSysctl(setting)}`) },
+      { title: 'settings', commands: sysctls.filter((each) => !isOfDevice(each)).map(set) },
       { title: 'return path: its table', commands: tableRoutes.map(addRoute) },
       {
         title: 'return path: its rules; what comes out of the device never goes back in',

@@ -12,6 +12,7 @@ import {
   type Route,
   type Rule,
   readKernel,
+  sayCommand,
 } from './iproute.js';
 import {
   addAddress,
@@ -64,7 +65,7 @@ export async function compareNetworks(before: Config, after: Config): Promise<Ne
   return {
     commands: [
       ...to.sysctls.map(formatSysctl).flatMap((setting) => (settings.has(setting) ? [] : [`sysctl -w ${setting}`])),
-      ...difference(to, linkOf(from), installedBy(from)).map((command) => `ip ${command}`),
+      ...difference(to, linkOf(from), installedBy(from)).map(sayCommand),
     ],
     notes: to.notes,
   };
@@ -194,7 +195,7 @@ export class NetworkSetup {
         requireFreePlaces(device, desired, kernel.routes);
         const settings =
           i > 0 ? [] : desired.sysctls.filter(isToBeSet).map((each) => `sysctl -w ${formatSysctl(each)}`);
-        const commands = difference(desired, link, installed).map((command) => `ip ${command}`);
+        const commands = difference(desired, link, installed).map(sayCommand);
         if (i === 0) notes.push(...desired.notes);
         link = linkOf(desired);
         installed = installedBy(desired);
@@ -222,7 +223,7 @@ export class NetworkSetup {
       ];
       const restored = stays ? [] : this.#restoreSettings();
       await executeRemovals(commands);
-      return { commands: [...restored, ...commands.map((command) => `ip ${command}`)], notes: [] };
+      return { commands: [...restored, ...commands.map(sayCommand)], notes: [] };
     });
   }
 
@@ -246,7 +247,7 @@ export class NetworkSetup {
     const commands = difference(desired, link, ownedBy(device, kernel));
     await execute(commands);
     return {
-      commands: [...settings.done, ...commands.map((command) => `ip ${command}`)],
+      commands: [...settings.done, ...commands.map(sayCommand)],
       notes: [...settings.notes, ...desired.notes],
     };
   }
@@ -306,7 +307,7 @@ export async function cleanNetwork(device: string): Promise<NetworkReport> {
   }
   const commands = [...rules.map(removeRule), ...routes.map(removeRoute)];
   await executeRemovals(commands);
-  return { commands: commands.map((command) => `ip ${command}`), notes: [] };
+  return { commands: commands.map(sayCommand), notes: [] };
 }
 
 /**

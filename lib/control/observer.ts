@@ -18,8 +18,8 @@ import type { EventFeed } from './event-feed.js';
 import { explain } from './explain/explain.js';
 import type { ExplainView } from './explain/explain-view.js';
 import type { ExplainQuery } from './explain/request.js';
-import { NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
-import { noSuchService } from './find-backend.js';
+import { addressesHere, NOTHING_ASSUMED, routesFrom } from './explain/scene.js';
+import { requireNames } from './find-backend.js';
 import { exportFlows } from './flow-export.js';
 import { type FlowFormat, formatFlows } from './flow-formats.js';
 import { FlowImport } from './flow-import.js';
@@ -38,7 +38,7 @@ import { planReload } from './plan/plan.js';
 import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
 import { listServices, viewCounts, viewService } from './service-views.js';
-import { countParts, plural } from './summary.js';
+import { countParts, countRefused, plural } from './summary.js';
 import type {
   Capture,
   CaptureOptions,
@@ -188,12 +188,14 @@ export class Observer implements RunningWeir {
       inTurn: (step) => reloader.inTurn(step),
       adopt: (table, records) => path.adopt(table, records),
     });
+    let failure: Error | undefined;
     try {
       await flows.run(body);
+    } catch (error) {
+      failure = error as Error;
+      throw error;
     } finally {
-      const { imported, updated, skipped, complete } = flows.view;
-      const fields = { imported, updated, skipped, complete };
-      log.info('imported', `${plural(imported + updated, 'connection')} taken over`, fields);
+      logImport(log, flows.view, failure);
     }
     return flows.view;
   }
@@ -220,6 +222,7 @@ export class Observer implements RunningWeir {
           return health?.isUp === false ? health.reason : undefined;
         },
         routes: (packets: readonly Ends[]) => routesFrom(desired.config.device.name, packets),
+        localAddresses: addressesHere(),
         assumed: NOTHING_ASSUMED,
       };
       return explain(query, scene, { path: reloader.configPath, version: reloader.version });
@@ -239,7 +242,7 @@ export class Observer implements RunningWeir {
   }
 
   reload(): Promise<ReloadView> {
-    return this.#parts.reloader.reload();
+    return this.#parts.reloader.reload(true);
   }
 
   async #flushTable(table: 'tcp' | 'any', filter: FlowFilter): Promise<number> {
@@ -264,15 +267,11 @@ export class Observer implements RunningWeir {
     return flushed;
   }
 
-  /** A name that means nothing is a slip more often than a question. */
   #requireFilter(filter: FlowFilter): void {
+    const { identities, config } = this.#parts.desired;
     const mistake = filterMistake(filter);
     if (mistake !== undefined) throw new WeirError('USAGE', mistake, 'Correct the filter.');
-    const { service } = filter;
-    if (service === undefined) return;
-    const names = new Set([...this.#parts.desired.configured().map((each) => each.service.name)]);
-    for (const { name } of this.#parts.desired.removedServices()) names.add(name);
-    if (!names.has(service)) throw noSuchService(service, [...names]);
+    requireNames(identities, filter, config.role === 'node');
   }
 
   #census(): Promise<Census> {
@@ -387,6 +386,18 @@ export class Observer implements RunningWeir {
       drops: Object.fromEntries(drops),
     };
   }
+}
+
+/** As a warning when it failed, was cut short, or has left some out. */
+function logImport(log: EventLog, view: ImportView, failure: Error | undefined): void {
+  const { imported, updated, skipped, complete } = view;
+  const taken = `${plural(imported + updated, 'connection')} taken over`;
+  const refused = countRefused(skipped);
+  const fields = { imported, updated, skipped, complete };
+  if (failure !== undefined) log.warn('imported', `an import failed: ${failure.message}; ${taken}`, fields);
+  else if (!complete) log.warn('imported', `an import was cut short; ${taken}`, fields);
+  else if (refused > 0) log.warn('imported', `${taken}, ${refused} refused`, fields);
+  else log.info('imported', taken, fields);
 }
 
 function tableView(reader: TableReader, entries: number, states: Float64Array): TableView {

@@ -106,6 +106,8 @@ export class Reloader {
   #refresh: Promise<void> | undefined;
   /** A reload by command that has not begun. */
   #waiting: Promise<ReloadView> | undefined;
+  /** Somebody who asked for it only sees the log. */
+  #isAwaited = false;
   #refreshNotBeforeMs = 0;
   /** The fingerprint of what was last read. */
   #seen: string;
@@ -155,12 +157,16 @@ export class Reloader {
   /**
    * Those that wait for their turn are one.
    *
+   * @param isTold whoever asks is told of a refusal: one that is in the log already is not written once more
    * @throws WeirError: a RefusedConfig, CONFIG_UNREADABLE, NOT_SUPPORTED, or one of NetworkSetup's
    */
-  reload(): Promise<ReloadView> {
+  reload(isTold = false): Promise<ReloadView> {
+    this.#isAwaited ||= !isTold;
     this.#waiting ??= this.inTurn(() => {
+      const isAwaited = this.#isAwaited;
       this.#waiting = undefined;
-      return this.#load(this.#read());
+      this.#isAwaited = false;
+      return this.#load(this.#read(), isAwaited);
     });
     return this.#waiting;
   }
@@ -259,7 +265,8 @@ export class Reloader {
     }
   }
 
-  async #load({ fingerprint, text }: Reading): Promise<ReloadView> {
+  async #load({ fingerprint, text }: Reading, isAwaited = true): Promise<ReloadView> {
+    const isNew = fingerprint !== this.#seen;
     this.#seen = fingerprint;
     const beganMs = performance.now();
     const { onLoading } = this.#parts;
@@ -279,7 +286,7 @@ export class Reloader {
       });
       return view;
     } catch (error) {
-      this.#refused(error as Error, performance.now() - beganMs);
+      this.#refused(error as Error, performance.now() - beganMs, isNew || isAwaited);
       throw error;
     } finally {
       onLoading?.(true);
@@ -397,12 +404,14 @@ export class Reloader {
     }
   }
 
-  #refused(error: Error, tookMs: number): void {
+  #refused(error: Error, tookMs: number, isNews: boolean): void {
     const problems = error instanceof RefusedConfig ? error.problems : undefined;
     const code = error instanceof WeirError ? error.code : 'NOT_SUPPORTED';
+    const isLogged = !isNews && !this.#last.success && this.#last.message === error.message;
     this.#refusals++;
     this.#last = { success: false, at: new Date(), message: error.message, tookMs };
-    this.#parts.log.error('reload-refused', `the former configuration stays: ${error.message}`, {
+    if (isLogged) return;
+    this.#parts.log.error('reload-refused', `the former configuration stays: ${firstLines(error.message)}`, {
       code,
       ...(problems === undefined ? {} : { problems }),
     });
@@ -422,6 +431,15 @@ export class Reloader {
     return result;
   }
 }
+
+/** Of a list of mistakes, as many as a line of the log has room for. */
+function firstLines(message: string): string {
+  const lines = message.split('\n');
+  if (lines.length <= LOGGED_MISTAKES) return message;
+  return [...lines.slice(0, LOGGED_MISTAKES), `and ${lines.length - LOGGED_MISTAKES} more`].join('\n');
+}
+
+const LOGGED_MISTAKES = 3;
 
 function fingerprintOf(text: string): string {
   return createHash('sha256').update(text).digest('hex');

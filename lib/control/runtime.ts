@@ -127,12 +127,12 @@ class Runtime {
     const pieces = new YamlPieces();
     const config = requireConfig(configPath, configText, pieces);
     const socket = this.#options.socket ?? config.admin.socket;
-    log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
     await refuseSecond(socket);
 
     const { name, offload, engine, mtu } = config.device;
     const tun = openTun(name, { offload });
     this.#undo.push({ step: 'device', run: () => closeSync(tun.fd) });
+    log.info('starting', `weir ${version} starts`, { version, pid: process.pid, config: configPath });
     log.info('device-opened', `${name}: ${tun.note}`, { device: name });
     const tunnelFd = this.#openTunnel(config);
 

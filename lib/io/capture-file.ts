@@ -1,5 +1,6 @@
 import { closeSync, ftruncateSync, openSync, readSync, writeSync } from 'node:fs';
 import { WeirError } from '../base/errors.js';
+import { readFault, writeFault } from '../base/file-faults.js';
 import type { CaptureReader } from '../wire/capture.js';
 import { openCapture } from '../wire/pcap.js';
 
@@ -15,7 +16,7 @@ export class CaptureFile {
     try {
       this.#fd = openSync(path, 'r');
     } catch (error) {
-      throw new WeirError('CAPTURE_INVALID', `cannot read ${path}: ${(error as Error).message}`, '', error);
+      throw unreadable(path, error);
     }
     try {
       this.reader = openCapture((into) => this.#read(into, path), path);
@@ -35,9 +36,14 @@ export class CaptureFile {
       this.bytesRead += count;
       return count;
     } catch (error) {
-      throw new WeirError('CAPTURE_INVALID', `cannot read ${path}: ${(error as Error).message}`, '', error);
+      throw unreadable(path, error);
     }
   }
+}
+
+function unreadable(path: string, error: unknown): WeirError {
+  const { why, remedy } = readFault(path, error, 'Name a pcap or pcapng file.');
+  return new WeirError('CAPTURE_INVALID', `cannot read ${path}: ${why}`, remedy, error);
 }
 
 /** A file that is written from start to end: of each piece all of it, or nothing. */
@@ -46,7 +52,7 @@ export class OutputFile {
   readonly #fd: number;
   #bytes = 0;
 
-  /** Creates or truncates it. @throws WeirError USAGE when it cannot be written. */
+  /** Creates or truncates it. @throws WeirError OUTPUT_FAILED. */
   constructor(path: string, mode = 0o666) {
     this.#path = path;
     try {
@@ -56,7 +62,7 @@ export class OutputFile {
     }
   }
 
-  /** Writes all of it. @throws WeirError USAGE, when the disk is full for example. */
+  /** Writes all of it. @throws WeirError OUTPUT_FAILED, when the disk is full for example. */
   write(bytes: Uint8Array): void {
     try {
       for (let at = 0; at < bytes.length; ) at += writeSync(this.#fd, bytes, at);
@@ -81,6 +87,7 @@ export class OutputFile {
   }
 
   #failure(error: unknown): WeirError {
-    return new WeirError('USAGE', `cannot write ${this.#path}: ${(error as Error).message}`, '', error);
+    const { why, remedy } = writeFault(this.#path, error);
+    return new WeirError('OUTPUT_FAILED', `cannot write ${this.#path}: ${why}`, remedy, error);
   }
 }

@@ -1,6 +1,7 @@
 import { closeSync, constants, fstatSync, ftruncateSync, lstatSync, mkdirSync, openSync, readSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { WeirError } from '../base/errors.js';
+import { writeFault } from '../base/file-faults.js';
 import {
   EAGAIN,
   ENOSPC,
@@ -110,10 +111,12 @@ function openLocked(path: string): number {
     }
   } catch (error) {
     if (error instanceof WeirError) throw error;
-    const { code, message } = error as NodeJS.ErrnoException;
+    const { code } = error as NodeJS.ErrnoException;
+    const { why } = writeFault(path, error);
     if (code === 'EACCES' || code === 'EPERM') {
-      throw new WeirError('NO_PERMISSION', `${path} may not be opened`, 'Run weir as its owner.', error);
+      const remedy = 'Run weir as its owner, or name another conntrack.stateFile.';
+      throw new WeirError('NO_PERMISSION', `${path} cannot be opened: ${why}`, remedy, error);
     }
-    throw new WeirError('STATE_FILE', `${path} cannot be opened: ${message}`, 'Name another stateFile.', error);
+    throw new WeirError('STATE_FILE', `${path} cannot be opened: ${why}`, 'Name another conntrack.stateFile.', error);
   }
 }

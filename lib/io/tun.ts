@@ -147,8 +147,13 @@ function openError(result: number): WeirError {
         'load the tun module (modprobe tun); in a container, pass the device in (--device /dev/net/tun)',
       );
     case EPERM:
+      return new WeirError('NO_PERMISSION', reason, 'in a container, pass the device in (--device /dev/net/tun)');
     case EACCES:
-      return new WeirError('NO_PERMISSION', reason, PERMISSION_REMEDY);
+      return new WeirError(
+        'NO_PERMISSION',
+        reason,
+        `run as root, or let every user open it (chmod 666 ${CLONE_DEVICE})`,
+      );
     default:
       return new WeirError('NO_TUN', reason, 'see what the kernel log says');
   }
@@ -163,8 +168,8 @@ function attachError(name: string, result: number): WeirError {
     case EBUSY:
       return new WeirError(
         'DEVICE_TAKEN',
-        reason,
-        `stop the program that holds ${name}, or choose another device.name`,
+        `${reason}: another program holds it`,
+        `stop that one (a second weir needs another device.name), or choose another device.name`,
       );
     case EINVAL:
       return new WeirError(

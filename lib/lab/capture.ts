@@ -2,6 +2,7 @@ import { accessSync, constants, mkdirSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { WeirError } from '../base/errors.js';
+import { writeFault } from '../base/file-faults.js';
 import { isInUserNamespace } from './privilege.js';
 import { readLines, run, type ServiceProcess, waitForLine } from './process.js';
 import { rolesOf } from './shapes.js';
@@ -37,14 +38,15 @@ export async function checkCapture(): Promise<void> {
  * taken down.
  *
  * @param directory made when it is not there
- * @throws WeirError USAGE when it cannot be written to, LAB_FAILED
+ * @throws WeirError OUTPUT_FAILED when it cannot be written to, LAB_FAILED
  */
 export async function record(lab: Lab, directory: string): Promise<Recording> {
   try {
     mkdirSync(directory, { recursive: true });
     accessSync(directory, constants.W_OK);
   } catch (error) {
-    throw new WeirError('USAGE', `captures cannot be put into ${directory}: ${(error as Error).message}`);
+    const { why, remedy } = writeFault(directory, error);
+    throw new WeirError('OUTPUT_FAILED', `captures cannot be put into ${directory}: ${why}`, remedy, error);
   }
   const { hub } = lab.plan;
   const links = rolesOf(lab.plan).filter((role) => role !== hub);

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { WeirError } from '../base/errors.js';
+import { readFault } from '../base/file-faults.js';
 
 /**
  * The timeline of a replay: what happens besides packets. JSON lines, each with `at` in seconds since the first packet:
@@ -27,7 +28,8 @@ export function loadTimeline(file: string): TimelineEvent[] {
   try {
     text = readFileSync(file, 'utf8');
   } catch (error) {
-    throw new WeirError('TIMELINE_INVALID', `cannot read ${file}: ${(error as Error).message}`, '', error);
+    const { why, remedy } = readFault(file, error, 'Name a timeline with --timeline FILE.');
+    throw new WeirError('TIMELINE_INVALID', `cannot read ${file}: ${why}`, remedy, error);
   }
   return parseTimeline(text, file);
 }

@@ -40,6 +40,16 @@ t.test('the page of nobody else reads what the dashboard shows', async (t) => {
     }
   }
   t.equal(await statusOf('/v1/ct', { ...HERE, 'sec-fetch-site': 'cross-site' }), 403);
+  const refused = await app.request('/v1/ct', { headers: { host: 'gateway.example:9650' } });
+  t.match(await refused.json(), {
+    message: '/v1/ct answers only to an address or localhost as host, not to "gateway.example:9650"',
+    remedy: /^Open http:\/\/ADDRESS:PORT .*\/v1\/status answer whoever asks, and the UNIX socket/,
+  });
+  const elsewhere = await app.request('/v1/services', { headers: HERE });
+  t.match(await elsewhere.json(), {
+    message: '/v1/services is not served on admin.listen',
+    remedy: /^Ask the UNIX socket .* here are \/healthz, \/metrics, /,
+  });
   t.equal(await statusOf('/', { ...HERE, 'sec-fetch-site': 'cross-site' }), 200, 'a link may lead here');
   t.equal(await statusOf('/v1/status', { host: 'gateway.example:9650' }), 200, 'what was public is');
   t.equal(await statusOf('/v1/services', HERE), 404);

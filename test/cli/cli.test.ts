@@ -1,6 +1,6 @@
 import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, chownSync, existsSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:http';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -101,6 +101,25 @@ t.test('every command has help with an example', async (t) => {
     const { code, stdout, stderr } = await weir(...command, '--help');
     t.strictSame([code, stderr], [0, ''], command.join(' '));
     t.match(stdout, `Example:\n  weir ${command.join(' ')}`);
+    t.strictSame(await weir('help', ...command), { code: 0, stdout, stderr: '' }, `help ${command.join(' ')}`);
+    const [group, ...rest] = command;
+    if (rest.length > 0) t.equal((await weir(group!, 'help', ...rest)).stdout, stdout, `${group} help ${rest}`);
+  }
+  t.equal((await weir('help')).stdout, all);
+  t.equal((await weir('ct', 'help')).stdout, (await weir('ct', '--help')).stdout);
+  for (const [command, options] of [
+    ['run', ['-c, --config <file>']],
+    ['plan', ['-c, --config <file>']],
+    ['capture', ['-w, --write <file>']],
+    ['replay', ['-c, --config <file>', '--in <pcap>', '--out <pcap>', '--json <jsonl>']],
+    ['doctor', []],
+    ['explain', []],
+  ] as const) {
+    const { stdout } = await weir(command, '--help');
+    const required = [...stdout.matchAll(/^ {2}(-[^\n]*?>) {2,}[^\n]*(\n {6,}[^\n]*)*\(required\)$/gm)].map(
+      ([, flags]) => flags,
+    );
+    t.strictSame(required, options, `${command}: what must be there`);
   }
   t.strictSame(await weir('--version'), { code: 0, stdout: '1.2.3\n', stderr: '' });
 });
@@ -112,6 +131,9 @@ t.test('a wrong command line: 2, one line, and where help is', async (t) => {
     [['check', '-c', good, '--fast'], /unknown option '--fast'/],
     [['ct', 'list', '-o', 'xml'], /Allowed choices are table, json, cilium, conntrack\. See `weir ct list --help`/],
     [['ct', 'lst'], /unknown command 'lst'/],
+    [['help', 'chek'], /unknown command 'chek' \(Did you mean check\?\)\. See `weir --help`\./],
+    [['help', 'ct', 'lst'], /unknown command 'lst' \(Did you mean list\?\)\. See `weir ct --help`\./],
+    [['help', 'check', 'list'], /unknown command 'list'\. See `weir check --help`\./],
     [['ct', 'watch', '-o', 'cilium'], /Allowed choices are table, json\. See `weir ct watch --help`/],
     [['ct', 'watch', '--count', '0'], /It is no number from 1 on\./],
     [['ct', 'import'], /missing required argument 'file'/],
@@ -526,6 +548,13 @@ t.test('backends that are down, drained or refuse', async (t) => {
     t.notMatch(stdout, /^web +zero/m, 'of others there is nothing to say');
   }
 
+  running.backends = [{ ...backend('10.2.0.11:8080'), weight: 1 }];
+  t.match(
+    (await ask('services')).stdout,
+    / - +10\.2\.0\.11:8080 +1 +active +3 /,
+    'an address that is the name is there once',
+  );
+
   for (const [verb, answer, said] of [
     ['drain', {}, 'web/b1 takes no new connections; it has 3 connections\n'],
     ['drain', { changed: false, flows: 1 }, 'web/b1 takes no new connections, as before; it has 1 connection\n'],
@@ -535,12 +564,20 @@ t.test('backends that are down, drained or refuse', async (t) => {
       'web/b1 takes no new connections; it has 0 connections\nno backend of web takes new connections now\n',
     ],
     ['undrain', {}, 'web/b1 takes new connections again\n'],
-    ['undrain', { changed: false }, 'web/b1 takes new connections, as before\n'],
-    ['undrain', { takesNew: false }, 'web/b1 is not drained by command, but down\n'],
+    [
+      'undrain',
+      { changed: false },
+      'web/b1 was not drained by command, nothing is changed: it takes new connections\n',
+    ],
+    [
+      'undrain',
+      { takesNew: false },
+      'web/b1 is no longer drained, but it takes no new connections, since it is down\n',
+    ],
     [
       'undrain',
       { takesNew: false, weight: 0, changed: false },
-      'web/b1 is not drained by command, as before, but its weight in the file is 0\n',
+      'web/b1 was not drained by command, nothing is changed: it takes no new connections, since its weight in the file is 0\n',
     ],
   ] as const) {
     running.drainAnswer = answer;
@@ -631,8 +668,9 @@ t.test('as a program', built ? {} : { skip: 'needs npm run build' }, async (t) =
   t.test('run without permission says so', needsRoot(t, 'setpriv'), async (t) => {
     const without = ['--bounding-set', '-net_admin', '--inh-caps', '-net_admin'];
     const config = write('alone.yaml', `services: []\nadmin: { socket: ${folder}/alone.sock, listen: off }\n`);
-    const { code, stderr } = await exec('setpriv', [...without, process.execPath, program, 'run', '-c', config]);
-    t.equal(code, 1);
+    const args = [...without, process.execPath, program, 'run', '-c', config];
+    const { code, stdout, stderr } = await exec('setpriv', args);
+    t.strictSame([code, stdout], [1, ''], 'no log, since nothing has begun');
     t.match(stderr, /^weir: device weir0: EPERM\. Run as root, or give the process CAP_NET_ADMIN/);
   });
 });
@@ -677,6 +715,58 @@ t.test('export: rules on one side, what they lose on the other', async (t) => {
   t.match(refused.stderr, `${direct}:3:51 services[0].mode: dsr: rules cannot tunnel`);
   t.equal((await weir('export', 'nft', '-c', bad)).code, 2);
 });
+
+t.test(
+  'files that cannot be read or written: why, what to do, and 2 only where the input is the mistake',
+  async (t) => {
+    const rules = write('ipvs', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');
+    const importTo = (path: string): string[] => ['import', 'ipvs', rules, '-O', path];
+    const none = join(folder, 'none', 'file');
+    const underFile = join(good, 'file');
+    const rows: [args: string[], code: number, message: RegExp][] = [
+      [['check', '-c', none], 2, /cannot read .*: it does not exist\. Name an existing file with -c FILE\.\n$/],
+      [['check', '-c', folder], 2, /cannot read .*: it is a directory\. Name an existing file with -c FILE\.\n$/],
+      [['check', '-c', underFile], 2, /cannot read .*: a part of its path is no directory\. Name an existing file/],
+      [['import', 'ipvs', folder], 2, /cannot read .*: it is a directory\. Name what is to be imported/],
+      [importTo(none), 1, /cannot write .*: its folder does not exist\. Make it \(mkdir -p .*none\), or name another/],
+      [importTo(folder), 1, /cannot write .*: it is a directory\. Name a file in it\.\n$/],
+      [importTo(underFile), 1, /cannot write .*: a part of its path is no directory\. Name another file\.\n$/],
+    ];
+    for (const [args, code, message] of rows) {
+      const outcome = await weir(...args);
+      t.equal(outcome.code, code, args.join(' '));
+      t.match(outcome.stderr, message);
+    }
+  },
+);
+
+t.test('files of others: permission, and who may', needsRoot(t, 'setpriv'), async (t) => {
+  const theirs = mkdtempSync(join(tmpdir(), 'weir-theirs-'));
+  t.teardown(() => rmSync(theirs, { recursive: true }));
+  const secret = join(theirs, 'secret.yaml');
+  writeFileSync(secret, 'services: []\n', { mode: 0o600 });
+  const rules = write('public', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');
+  for (const path of [secret, theirs]) chownSync(path, NOBODY, NOBODY);
+  chmodSync(theirs, 0o755);
+  const source = new URL('../../lib/cli/program.ts', import.meta.url).href;
+  const script = `const { runProgram } = await import(${JSON.stringify(source)});
+    process.exit(await runProgram(['node', 'weir', ...process.argv.slice(1)], { version: '1' }));`;
+  const capabilities = '-dac_override,-dac_read_search';
+  const node = [process.execPath, '--import', 'tsx', '--input-type=module', '-e', script];
+  const bounded = (...args: string[]): Promise<Outcome> =>
+    exec('setpriv', ['--bounding-set', capabilities, '--inh-caps', capabilities, ...node, ...args]);
+  const read = await bounded('check', '-c', secret);
+  t.equal(read.code, 2);
+  t.match(read.stderr, /^weir: cannot read .*: permission denied\. Run this as a user who may read it: `namei -l /);
+  const written = await bounded('import', 'ipvs', rules, '-O', join(theirs, 'made'));
+  t.equal(written.code, 1);
+  t.match(
+    written.stderr,
+    /cannot write .*: permission denied\. Run this as a user who may write there, or name another/,
+  );
+});
+
+const NOBODY = 65534;
 
 t.test('import: a configuration, warnings, --strict', async (t) => {
   const rules = write('rules', '-A -t 10.96.0.10:80 -s wrr\n-a -t 10.96.0.10:80 -r 10.2.0.11:8080 -m -w 3\n');

@@ -1,6 +1,12 @@
 import { spawnSync } from 'node:child_process';
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import t, { type Test } from 'tap';
+import { serveAdmin } from '../../lib/admin/serve.js';
 import { type Parts, runProgram } from '../../lib/cli/program.js';
+import { runCommand } from '../support/command-line.js';
+import { backend, FakeWeir } from '../support/fake-weir.js';
 import { needsTools } from '../support/skip.js';
 
 const parts: Parts = {
@@ -53,6 +59,67 @@ t.test('bash offers what commander has', needsTools(t, 'bash'), async (t) => {
   t.strictSame(complete('nonsense'), []);
 });
 
+t.test('names of services and backends come from a running weir', needsTools(t, 'bash'), async (t) => {
+  const folder = mkdtempSync(join(tmpdir(), 'weir-completion-'));
+  const socket = join(folder, 'weir.sock');
+  const running = new FakeWeir();
+  running.backends = [
+    backend('b1'),
+    { ...backend('b2'), drainedBy: 'command' },
+    { ...backend('b3'), removed: true },
+    backend('10.2.0.11:8080'),
+    backend('10.2.0.11:8081'),
+  ];
+  const admin = await serveAdmin(running, { socket, listen: null, dashboard: false });
+  t.teardown(async () => {
+    await admin.close();
+    rmSync(folder, { recursive: true });
+  });
+  const names = async (...words: string[]): Promise<string[]> => {
+    const args = words.map((word) => (word === 'SOCKET' ? socket : word));
+    const { code, stdout, stderr } = await runCommand(parts, ['__complete', '--', ...args]);
+    t.strictSame([code, stderr], [0, '']);
+    return stdout.split('\n').filter(Boolean);
+  };
+  const at = ['--socket', 'SOCKET'];
+  t.strictSame(await names('drain', ...at, ''), ['web']);
+  t.strictSame(await names('drain', ...at, 'x'), []);
+  t.strictSame(await names('drain', ...at, 'web', ''), ['b1', '10.2.0.11:8080', '10.2.0.11:8081']);
+  t.strictSame(await names('drain', 'web', ...at, '10.2.0.11', ':', '80'), ['8080', '8081'], 'as bash cuts words');
+  t.strictSame(await names('drain', 'web', ...at, '10.2.0.11', ':'), ['8080', '8081']);
+  t.strictSame(
+    await names('drain', 'web', ...at, '10.2.0.11:80'),
+    ['10.2.0.11:8080', '10.2.0.11:8081'],
+    'as others do',
+  );
+  t.strictSame(await names('drain', ...at, 'api', ''), []);
+  t.strictSame(await names('drain', ...at, 'web', 'b1', ''), []);
+  t.strictSame(await names('drain', ...at, '-o', ''), []);
+  t.strictSame(await names('undrain', ...at, 'web', ''), ['b2'], 'what is drained');
+  t.strictSame(await names('ct', 'list', ...at, '--service', ''), ['web']);
+  t.strictSame(await names('ct', 'list', ...at, '--service', '=', 'w'), ['web']);
+  t.strictSame(await names('capture', ...at, '--backend', 'web/b'), ['web/b1', 'web/b2', 'web/b3']);
+  t.strictSame(await names('maglev', ''), [], 'not of a running weir');
+  t.strictSame(await names('drain', '--socket', '/nonexistent', ''), [], 'where none runs');
+  t.strictSame(await names(), []);
+
+  const stub = join(folder, 'weir');
+  writeFileSync(stub, `#!/bin/sh\nprintf '%s\\n' "$@" >'${folder}/asked'; printf 'b1\\nb2\\n'\n`, { mode: 0o755 });
+  const text = await script(t, 'bash');
+  const reply = (...words: string[]): string[] => {
+    const list = [stub, ...words].map((word) => `'${word}'`).join(' ');
+    const run = `${text}\nCOMP_WORDS=(${list} later); COMP_CWORD=${words.length}; _weir; printf '%s\\n' "\${COMPREPLY[@]}"`;
+    const { stdout, stderr } = spawnSync('bash', ['-c', run], { encoding: 'utf8' });
+    t.equal(stderr, '');
+    return stdout.split('\n').filter(Boolean);
+  };
+  t.strictSame(reply('drain', 'web', ''), ['b1', 'b2']);
+  t.equal(readFileSync(join(folder, 'asked'), 'utf8'), '__complete\n--\ndrain\nweb\n\n', 'with what was typed so far');
+  t.strictSame(reply('ct', 'list', '--service', ''), ['b1', 'b2']);
+  t.strictSame(reply('drain', 'web', '--so'), ['--socket'], 'options are still known without asking');
+  t.strictSame(reply('maglev', ''), ['-c', '--config', '-o', '--output', '-h', '--help']);
+});
+
 t.test('the others have the same words', async (t) => {
   const zsh = await script(t, 'zsh');
   t.match(zsh, /^autoload -U \+X bashcompinit && bashcompinit\n_weir\(\) \{/);
@@ -62,6 +129,10 @@ t.test('the others have the same words', async (t) => {
   t.match(
     fish,
     /^complete -c weir -n '__fish_seen_subcommand_from ct; and __fish_seen_subcommand_from list' -s o -x -a '/m,
+  );
+  t.match(
+    fish,
+    "complete -c weir -n '__fish_seen_subcommand_from drain' -f -a '(weir __complete -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'",
   );
 });
 

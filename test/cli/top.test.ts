@@ -69,6 +69,50 @@ t.test('a frame', async (t) => {
   t.ok(frame.some((line) => /^10\.1\.0\.2 +3 +2\.20 kB$/.test(line)));
 });
 
+t.test('where columns are few, names are shortened and figures are not', async (t) => {
+  const [service] = liveView().services;
+  const busy = {
+    packets: { original: 111_000, reply: 0 },
+    bits: { original: 222_000_000, reply: 0 },
+    connections: 333_000,
+  };
+  const [backend] = service!.backends;
+  const long = 'a-service-whose-name-is-long-enough';
+  const down = {
+    ...backend!,
+    state: 'down',
+    takesNew: false,
+    name: 'b-on-a-host-with-a-long-name',
+    rates: busy,
+  } as const;
+  const views = [
+    { ...service!, name: long, rates: busy, open: 444_000, maxConnections: null, backends: [down] },
+    { ...service!, name: 'limited', rates: busy, open: 444_000, maxConnections: 500_000, backends: [] },
+  ];
+  const head = liveView();
+  for (const columns of [60, 80, 100, 106, 107]) {
+    for (const [services, open] of [
+      [views.slice(0, 1), '444000'],
+      [views, '444000/500000'],
+    ] as const) {
+      const frame = renderFrame({ ...head, services }, { ...PLAIN, columns });
+      t.ok(frame.every((line) => [...line].length <= columns));
+      const text = frame.join('\n');
+      t.match(text, /PACKETS\/S +BITS\/S +NEW\/S +OPEN$/m, `${columns}: titles`);
+      t.match(text, /^a-se.*111 k +222 M +333 k +444000$/m, `${columns}: of a service`);
+      t.match(text, new RegExp(`111 k +222 M +333 k +${open}$`, 'm'), `${columns}: with a limit`);
+      t.match(text, /^ {2}b-on.* 50\.0% +111 k +222 M +333 k +2$/m, `${columns}: of a backend`);
+      for (const figure of ['151/s out', '4.01 Mb/s out', 'new 2/s', 'dropped 0.5/s', 'ESTABLISHED 7', 'UNREPLIED 2'])
+        t.match(text, figure, `${columns}: ${figure}`);
+    }
+  }
+  const at80 = renderFrame({ ...head, services: views.slice(0, 1) }, { ...PLAIN, columns: 80 });
+  t.ok(
+    at80.some((line) => line.startsWith('a-service-whose-name-is-lon… ')),
+    'and say so',
+  );
+});
+
 t.test('it fits, whatever the size, and what others have named is text', async (t) => {
   const hostile = services('web\x1b[2J\x07', ...Array.from({ length: 50 }, (_, i) => `s${i}`));
   for (const [columns, rows] of [

@@ -35,7 +35,51 @@ const ROWS: readonly Row[] = [
   { name: 'a scalar', text: 'hello', problems: ['1:1 must be a map of keys and values, not the text "hello"'] },
   { name: 'two documents', text: 'role: node\n---\nrole: node\n', problems: ['2:1 starts a second document'] },
   { name: 'tabs', text: 'device:\n\t- 1\n', problems: ['2:1 YAML: tabs are not allowed'] },
-  { name: 'an open brace', text: 'device: {name: a', problems: ['1:17 YAML: flow map'] },
+  {
+    name: 'an open brace',
+    text: 'device: {name: a',
+    problems: ['1:17 YAML: a bracket before this is not closed: `}` is missing'],
+  },
+  {
+    name: 'an open bracket, and what follows from it',
+    text: `services:
+  - name: web
+    backends: [{ address: 10.2.0.11, port: 8080 }
+  - name: api
+    address: 10.96.0.11
+    port: 80
+`,
+    problems: ['4:3 YAML: a bracket before this is not closed: `]` is missing'],
+  },
+  {
+    name: 'a line too far to the left, and what follows from it',
+    text: 'services:\n  - name: web\n    address: 10.96.0.10\n   port: 80\n    backends: []\n',
+    problems: ['4:1 YAML: this line is indented neither'],
+  },
+  {
+    name: 'another one',
+    text: 'services:\n  - name: web\n  address: 10.96.0.10\n    port: 80\n    backends: []\n',
+    problems: ['3:1 YAML: this line is not indented as those before it'],
+  },
+  {
+    name: 'a line too far to the right',
+    text: 'services:\n  - name: web\n    address: 10.96.0.10\n      port: 80\n    backends: []\n',
+    problems: ['3:14 YAML: no map may begin here: is the next line indented too far'],
+  },
+  {
+    name: 'two of them, in sections of their own',
+    text: 'device: { mtu: 1500\nservices:\n  - name: web\n    address: 10.96.0.10\n      port: 80\nsnat: { ports: 1-2\nseed: x\n',
+    problems: [
+      '2:1 YAML: a bracket before this is not closed: `}` is missing',
+      '4:14 YAML: no map may begin here',
+      '7:1 YAML: a bracket before this is not closed: `}` is missing',
+    ],
+  },
+  {
+    name: 'what is wrong with a value, beside them',
+    text: 'device: { mtu: 1500\nseed: !secret abc\nrole: "gate\\way"\n',
+    problems: ['2:1 YAML: a bracket before', '2:7 YAML: unresolved tag', '3:'],
+  },
   { name: 'an open quote', text: 'seed: "abc', problems: ['1:11 YAML: missing closing "quote'] },
   { name: 'an unknown tag', text: 'seed: !secret abc', problems: ['1:7 YAML: unresolved tag: !secret'] },
   {

@@ -302,7 +302,7 @@ t.test('one at a time; a look at the head is none', async (t) => {
   (await bench.begin()).capture.close();
   for (const [options, message] of [
     [{ service: 'wbe' }, /no service is called "wbe"/],
-    [{ backend: 'b9' }, /no backend "b9"/],
+    [{ backend: 'b9' }, /no backend is called "b9"/],
     [{ client: '10.1' }, /"10.1" is no address/],
   ] as const) {
     await new Promise((resolve) => setImmediate(resolve));

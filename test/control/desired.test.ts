@@ -3,7 +3,7 @@ import { lookup } from '../../lib/balance/lookup.js';
 import type { Config } from '../../lib/config/config.js';
 import { parseConfig } from '../../lib/config/load.js';
 import { Desired } from '../../lib/control/desired.js';
-import { findBackend } from '../../lib/control/find-backend.js';
+import { findBackend, requireNames } from '../../lib/control/find-backend.js';
 import { NO_NEEDS } from '../../lib/control/network-plan.js';
 import { requireReloadable } from '../../lib/control/reloadable.js';
 import * as S from '../../lib/datapath/snapshot.js';
@@ -250,6 +250,59 @@ t.test('how commands name a backend', async (t) => {
   }
   desired.take(desired.propose(file(service('web', '10.96.0.1', [B1])), 1));
   t.throws(() => findBackend(desired, 'web', 'b2'), { message: /^web\/b2 has left the file/, remedy: 'It has b1.' });
+});
+
+t.test('names in filters: what is unknown is a mistake, what is removed and used is not', async (t) => {
+  const desired = new Desired(file(service('web', '10.96.0.1', [B1, B2]), service('api', '10.96.0.2', [B1])), 0);
+  const { identities } = desired;
+  for (const filter of [
+    {},
+    { service: 'web' },
+    ...['b2', '10.2.0.2', '10.2.0.2:80', 'web/b2', 'web/10.2.0.2'].map((backend) => ({ backend })),
+    { service: 'api', backend: 'b1' },
+    { service: 'api', backend: 'b2' },
+  ]) {
+    t.doesNotThrow(() => requireNames(identities, filter), JSON.stringify(filter));
+  }
+  for (const [filter, message, remedy] of [
+    [{ service: 'wob' }, 'no service is called "wob"', 'There are: web, api.'],
+    [{ service: '' }, 'no service is called ""', 'There are: web, api.'],
+    [{ backend: 'b9' }, 'no backend is called "b9"', 'There are: web/b1, web/b2, api/b1.'],
+    [{ backend: '10.2.0.9' }, 'no backend is called "10.2.0.9"', 'There are: web/b1, web/b2, api/b1.'],
+    [{ backend: '10.2.0.2:81' }, 'no backend is called "10.2.0.2:81"', 'There are: web/b1, web/b2, api/b1.'],
+    [{ backend: 'wob/b1' }, 'no service is called "wob"', 'There are: web, api.'],
+    [{ backend: 'api/b2' }, 'api has no backend "b2"', 'It has b1.'],
+    [{ service: 'wob', backend: 'web/b1' }, 'no service is called "wob"', 'There are: web, api.'],
+  ] as const) {
+    t.throws(() => requireNames(identities, filter), { code: 'USAGE', message, remedy }, JSON.stringify(filter));
+  }
+
+  const [b1, b2] = desired.configured()[0]!.backends.map(({ id }) => id);
+  desired.take(desired.propose(file(service('web', '10.96.0.1', [B1])), 1));
+  for (const filter of [{ backend: 'web/b2' }, { backend: '10.2.0.2' }, { service: 'api' }, { backend: 'api/b1' }]) {
+    t.doesNotThrow(() => requireNames(identities, filter), `${JSON.stringify(filter)}, removed`);
+  }
+  const flows = new Float64Array(identities.backendRows);
+  flows[b2!] = 1;
+  desired.forget(flows, NO_NEEDS);
+  t.doesNotThrow(() => requireNames(identities, { backend: 'web/b2' }), 'it has flows');
+  t.throws(
+    () => requireNames(identities, { service: 'api' }),
+    { code: 'USAGE', remedy: 'There are: web.' },
+    'it has none',
+  );
+  desired.forget(new Float64Array(identities.backendRows), NO_NEEDS);
+  t.throws(() => requireNames(identities, { backend: 'web/b2' }), { code: 'USAGE', remedy: 'It has b1.' });
+  t.equal(identities.backendById(b1!)!.name, 'b1');
+
+  t.doesNotThrow(() => requireNames(identities, { backend: '10.2.0.9:80' }, true), 'a node may have learned it');
+  t.throws(() => requireNames(identities, { backend: 'b9' }, true), { code: 'USAGE' });
+  const many = Array.from({ length: 22 }, (_, i) => service(`s${i}`, `10.96.1.${i}`, []));
+  const { identities: names } = new Desired(file(...many), 0);
+  t.throws(() => requireNames(names, { service: 'x' }), {
+    code: 'USAGE',
+    remedy: /^There are: s0, .*, s19 and 2 more\.$/,
+  });
 });
 
 t.test('what only a restart can change', async (t) => {

@@ -14,6 +14,7 @@ import {
   type RecordSource,
   walkFlows,
 } from '../../lib/control/flows.js';
+import { sayTime } from '../../lib/control/summary.js';
 import { parseIpv4 } from '../../lib/wire/address.js';
 
 const NOW_MS = 1_000_000;
@@ -206,7 +207,7 @@ t.test('the table lines up', async (t) => {
   t.equal(lines.length, 6);
   t.match(lines[0], /^PROTO TYPE CLIENT .* FLAGS$/);
   const column = lines[0]!.indexOf('STATE');
-  t.match(lines[1]!.slice(column), /^ESTABLISHED 8000s +3\/2 +180\/3000 +SeenNonSyn$/);
+  t.match(lines[1]!.slice(column), /^ESTABLISHED 2h13m +3\/2 +180\/3000 +SeenNonSyn$/);
   t.match(lines[2]!.slice(column), /^CLOSING/);
 });
 
@@ -269,5 +270,24 @@ t.test('a million flows stream with flat memory', async (t) => {
     t.ok(chars > flows * 100, `${format}: ${chars} characters`);
     t.ok(largest < 40_000, `chunks of at most ${largest}`);
     t.ok(peak < 64 << 20, `${(peak / (1 << 20)).toFixed(1)} MiB of heap at most`);
+  }
+});
+
+t.test('times for people', async (t) => {
+  for (const [ms, text] of [
+    [0, '0s'],
+    [1, '0.1s'],
+    [9499.5, '9.5s'],
+    [9900.1, '10s'],
+    [20_000, '20s'],
+    [59_001, '1m'],
+    [60_000, '1m'],
+    [800_000, '13m20s'],
+    [3_599_999, '1h'],
+    [8_000_000, '2h13m'],
+    [8_001_000, '2h13m'],
+    [100 * 3_600_000, '100h'],
+  ] as const) {
+    t.equal(sayTime(ms), text, String(ms));
   }
 });

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import t from 'tap';
 import { EventLog, LINES_PER_WINDOW, WINDOW_MS } from '../../lib/control/log.js';
 import { HISTORY_LINES } from '../../lib/control/log-history.js';
@@ -13,6 +14,19 @@ t.test('one object a line, with a level, a time and a name', async (t) => {
   const { log, lines } = new Log();
   log.warn('network-note', 'something', { field: 1 });
   t.match(lines, [{ level: 'warn', time: /^\d{4}-.*Z$/, event: 'network-note', msg: 'something', field: 1 }]);
+});
+
+t.test('a message is one line', async (t) => {
+  const { log, lines } = new Log();
+  log.error('reload-refused', 'the former configuration stays: a:1:2 x: y\n  a:3:4 z\n');
+  t.equal(lines[0]!.msg, 'the former configuration stays: a:1:2 x: y; a:3:4 z');
+  const program = `const { openLog } = await import('${new URL('../../lib/control/log.ts', import.meta.url).href}');
+    const log = openLog(process.argv[1] === 'pretty');
+    log.error('reload-refused', 'first\\nsecond', { problems: [{ line: 1 }, { line: 2 }] });`;
+  const run = (form: string): string =>
+    execFileSync(process.execPath, ['--import=tsx', '--input-type=module', '-e', program, form], { encoding: 'utf8' });
+  t.match(run('pretty'), /^\[[\d:.]+\] ERROR: reload-refused: first; second\n$/, 'for people');
+  t.match(run('json'), /^\{.*"problems":\[.*"msg":"first; second"\}\n$/, 'for programs');
 });
 
 t.test('of one event only so many lines are written at a time, and the rest is told', async (t) => {

@@ -105,6 +105,7 @@ t.test('apply, apply again, remove', async (t) => {
   t.equal(readSysctl(FORWARD), 1);
   t.equal(readSysctl(EARLY_DEMUX), 0);
   t.equal(readSysctl(['net', 'ipv4', 'conf', 'weir0', 'accept_local']), 1);
+  t.equal(readSysctl(['net', 'ipv6', 'conf', 'weir0', 'disable_ipv6']), 1);
 
   t.equal(way('c0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), 'weir0', 'client -> VIP');
   t.equal(way('weir0', '10.1.0.2', '10.2.0.11', 'ipproto tcp sport 4000 dport 8080'), 'br0', 'weir -> backend');
@@ -131,7 +132,7 @@ t.test('a reload makes differences only, and repairs', async (t) => {
   const setup = new NetworkSetup(configOf());
   await setup.apply();
   t.same((await setup.update(configOf({ backends: ['10.2.0.11', '10.2.0.13'] }))).commands, [
-    'ip rule add priority 1002 from 10.2.0.13 ipproto 6 sport 8080 lookup 10096 protocol 196',
+    'ip rule add priority 1002 from 10.2.0.13 ipproto tcp sport 8080 lookup 10096 protocol 196',
   ]);
   const retained = { addresses: ['10.96.0.10'], endpoints: [{ address: '10.2.0.13', port: 8080, protocol: 6 }] };
   t.same((await setup.update(configOf({ vip: '10.96.0.77' }), retained)).commands, [
@@ -144,7 +145,7 @@ t.test('a reload makes differences only, and repairs', async (t) => {
   t.equal(way('c0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), 'weir0', 'kept flows still come in');
   t.match(way('weir0', '10.1.0.2', '10.96.0.10', 'ipproto tcp sport 4000 dport 80'), /unreachable/, 'and do not loop');
   t.same((await setup.update(configOf({ vip: '10.96.0.77' }))).commands, [
-    'ip rule del priority 1002 from 10.2.0.13 ipproto 6 sport 8080 lookup 10096 protocol 196',
+    'ip rule del priority 1002 from 10.2.0.13 ipproto tcp sport 8080 lookup 10096 protocol 196',
     'ip rule del priority 1002 to 10.96.0.10 lookup 10096 protocol 196',
   ]);
   ip('link set weir0 down');
@@ -248,7 +249,7 @@ t.test('kill -9: the device is gone, the rest holds the line', async (t) => {
       'ip link set dev weir0 mtu 1500 up',
       'ip route replace default dev weir0 table 500 proto 196',
       'ip route replace 10.96.0.10 dev weir0 proto 196',
-      'ip rule del priority 1002 from 10.2.0.13 ipproto 6 sport 8080 lookup 500 protocol 196',
+      'ip rule del priority 1002 from 10.2.0.13 ipproto tcp sport 8080 lookup 500 protocol 196',
     ],
     'a start adopts what fits',
   );
@@ -265,7 +266,8 @@ t.test('kill -9: the device is gone, the rest holds the line', async (t) => {
   t.ok((await readKernel()).routes.every(({ table }) => table !== 500));
   ip('link del weir0');
 
-  await cleanNetwork('weir0');
+  const cleaned = (await cleanNetwork('weir0')).commands.filter((command) => command.includes('ipproto'));
+  t.ok(cleaned.length > 0 && cleaned.every((command) => / ipproto (tcp|udp|icmp) /.test(command)), 'protocols by name');
   t.equal(state(), untouched, 'weir net --clean');
   t.same((await cleanNetwork('weir0')).commands, []);
 });
@@ -307,9 +309,9 @@ t.test('a node: answers of processes of this host', async (t) => {
   const other = { address: '10.1.0.1', port: 9001, protocol: 6 };
   t.same((await setup.update(config, { addresses: [], endpoints: [taught, other] })).commands, [
     'ip route replace default dev weir0 table 10096 proto 196',
-    'ip rule add priority 1002 from 10.1.0.1 ipproto 6 sport 9001 lookup 10096 protocol 196',
-    'ip rule add priority 1002 iif lo ipproto 17 sport 9000 lookup 10096 protocol 196',
-    'ip rule add priority 1002 from 10.1.0.1 ipproto 1 lookup 10096 protocol 196',
+    'ip rule add priority 1002 from 10.1.0.1 ipproto tcp sport 9001 lookup 10096 protocol 196',
+    'ip rule add priority 1002 iif lo ipproto udp sport 9000 lookup 10096 protocol 196',
+    'ip rule add priority 1002 from 10.1.0.1 ipproto icmp lookup 10096 protocol 196',
   ]);
   t.match(out('ipproto udp sport 53 dport 4000'), / dev weir0 /, 'the route was replaced, not removed');
   t.same((await setup.update(config, { addresses: [], endpoints: [taught, other] })).commands, []);
@@ -449,7 +451,9 @@ t.test('settings that cannot be made', async (t) => {
   const { notes, commands } = await setup.apply();
   t.match(
     notes,
-    [/^cannot set net\.ipv4\.conf\.weir0\.accept_local=1 net\.ipv4\.ip_early_demux=0 \(EROFS\)/],
+    [
+      /^cannot set net\.ipv4\.conf\.weir0\.accept_local=1 net\.ipv6\.conf\.weir0\.disable_ipv6=1 net\.ipv4\.ip_early_demux=0 \(EROFS\)/,
+    ],
     'the rest is worth one note',
   );
   t.ok(commands.length > 0);

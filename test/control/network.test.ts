@@ -51,11 +51,12 @@ t.test('the commands of a set-up, in order', async (t) => {
   t.equal(
     formatPlan(planNetwork(desiredNetwork(WEB, around()))),
     `# device (weir run makes it; by hand: ip tuntap add dev weir0 mode tun)
+sysctl -w net.ipv4.conf.weir0.accept_local=1
+sysctl -w net.ipv4.conf.weir0.rp_filter=0
+sysctl -w net.ipv6.conf.weir0.disable_ipv6=1
 ip link set dev weir0 mtu 1500 up
 
 # settings
-sysctl -w net.ipv4.conf.weir0.accept_local=1
-sysctl -w net.ipv4.conf.weir0.rp_filter=0
 sysctl -w net.ipv4.ip_forward=1
 sysctl -w net.ipv4.ip_early_demux=0
 sysctl -w net.ipv4.tcp_early_demux=0

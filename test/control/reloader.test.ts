@@ -211,16 +211,21 @@ t.test('the file is read again if it is another, and judged once', async (t) => 
   for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
   t.strictSame(office.events().slice(1), ['reload-refused']);
   t.match(office.lines.at(-1), { code: 'CONFIG_INVALID', problems: [{ line: Number, column: Number }] });
-  await t.rejects(reloader.reload(), { code: 'CONFIG_INVALID' }, 'whoever asks is told');
+  await t.rejects(reloader.reload(true), { code: 'CONFIG_INVALID' }, 'whoever asks is told');
+  t.equal(office.events().length, 2, 'and the log not once more');
+  await t.rejects(reloader.reload(), { code: 'CONFIG_INVALID' }, 'but where only the log tells, it does');
+  const both = [reloader.reload(true), reloader.reload(), reloader.reload(true)];
+  for (const each of both) await t.rejects(each);
+  t.equal(office.events().length, 4, 'also if somebody else asked at that moment');
   unlinkSync(path);
   for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
-  t.strictSame(office.events().slice(3), ['reload-refused']);
+  t.strictSame(office.events().slice(4), ['reload-refused']);
   t.match(reloader.last, { success: false, message: /it does not exist/ });
   t.strictSame([reloader.version, reloader.appliedAt], [2, appliedAt], 'what is in use is as old as it was');
 
   writeFileSync(path, text({ b1: 1, b2: 1 }));
   for (let i = 0; i < 3; i++) await reloader.reloadIfChanged();
-  t.strictSame(office.events().slice(4), ['reload-applied'], 'the former contents are taken anew');
+  t.strictSame(office.events().slice(5), ['reload-applied'], 'the former contents are taken anew');
   await reloader.reload();
   t.equal(reloader.version, 4, 'a command does not ask whether anything has changed');
   await reloader.close();

@@ -152,7 +152,19 @@ t.test('a running weir', needsWeir(t), async (t) => {
     const [after] = ask<{ client: string; backend: string }[]>('ct', 'list');
     t.match(after, { client: before!.client, backend: before!.backend, service: 'dns', state: 'UNREPLIED' });
     t.match(ask('ct', 'import', file), { imported: 0, skipped: { exists: 1 } });
-    t.match(await run.event('imported', 2), { imported: 0, skipped: { exists: 1 }, complete: true });
+    t.match(await run.event('imported', 2), { level: 'info', imported: 0, skipped: { exists: 1 }, complete: true });
+
+    const lines = exported.stdout.split('\n');
+    for (const [text, msg] of [
+      ['nonsense\n', /^an import failed: line 1: /],
+      [`${lines.slice(0, 2).join('\n')}\n`, /^an import was cut short; 0 connections taken over$/],
+      [[lines[0], '{}', ...lines.slice(1)].join('\n'), /^0 connections taken over, 1 refused$/],
+    ] as const) {
+      const count = run.log.filter(({ event }) => event === 'imported').length;
+      writeFileSync(file, text);
+      t.equal(weir('ct', 'import', file, '--socket', socket).code, 1);
+      t.match(await run.event('imported', count + 1), { level: 'warn', msg });
+    }
     run.kill('SIGTERM');
     t.equal(await run.ended, 0);
   });

@@ -2,7 +2,9 @@ import { spawn } from 'node:child_process';
 import { existsSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
+import type { StatusView } from '../../lib/control/view.js';
 import {
+  ask,
   B1,
   B2,
   config,
@@ -14,6 +16,7 @@ import {
   needsWeir,
   program,
   Run,
+  sendDatagram,
   socket,
   traces,
   weir,
@@ -23,6 +26,14 @@ import {
 /* weir as a process: start, stop and everything that can go wrong with them. */
 
 const HOLD_PORT = `require('node:net').createServer().listen(9650, '127.0.0.1', () => console.log('held'))`;
+
+/** Once so many packets have been read. */
+async function whenRead(packets: number): Promise<StatusView> {
+  for (;;) {
+    const status = ask<StatusView>('status');
+    if (status.traffic.rxPackets >= packets) return status;
+  }
+}
 
 t.test('weir as a process', needsWeir(t), async (t) => {
   t.teardown(createNamespace());
@@ -54,6 +65,23 @@ t.test('weir as a process', needsWeir(t), async (t) => {
     t.ok(Number(run.log.at(-1)?.tookMs) < 2000);
     t.strictSame(traces(), []);
     t.equal(settings(), settingsBefore, 'settings have their former values');
+  });
+
+  t.test('the kernel sends nothing of its own into the device', async (t) => {
+    write([B1, B2]);
+    const run = new Run();
+    await run.event('ready');
+    const addresses = inside('ip', '-6', 'addr', 'show', 'dev', 'weir0').stdout;
+    t.equal(addresses, '');
+    // What it would do by itself within some seconds, right now.
+    const sent = inside('bash', '-c', 'echo x > /dev/udp/ff02::1%weir0/9');
+    t.not(sent.code, 0, 'there is no IPv6');
+    sendDatagram();
+    const { traffic } = await whenRead(1);
+    t.equal(traffic.rxPackets, 1, 'the datagram, and nothing before it');
+    t.strictSame(Object.values(traffic.drops).filter(Boolean), []);
+    run.kill('SIGTERM');
+    t.equal(await run.ended, 0);
   });
 
   t.test('a signal in the middle of the start', async (t) => {
@@ -113,7 +141,7 @@ t.test('weir as a process', needsWeir(t), async (t) => {
     t.match(sameSocket.stderr, /^weir: a running weir answers on .*\. Stop that one first/);
     const sameDevice = new Run('--socket', join(folder, 'other.sock'));
     t.equal(await sameDevice.ended, 1);
-    t.match(sameDevice.stderr, /^weir: device weir0: EBUSY\. Stop the program that holds weir0/);
+    t.match(sameDevice.stderr, /^weir: device weir0: EBUSY: another program holds it\. Stop that one/);
     t.match(weir('status', '--socket', socket).stdout, 'weir0', 'the first has felt nothing');
     t.strictSame(endpointRules(), ['10.2.0.11', '10.2.0.12']);
 

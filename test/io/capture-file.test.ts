@@ -19,7 +19,7 @@ t.test('on a disk that is full, a file ends with its last whole piece', needsRoo
   const fill = (): void => {
     for (;;) output.write(piece);
   };
-  t.throws(fill, { code: 'USAGE', message: /cannot write .*no space left/ });
+  t.throws(fill, { code: 'OUTPUT_FAILED', message: /cannot write .*no space is left/ });
   output.close();
   t.equal(readFileSync(path).length, 60_000);
   t.equal(statSync(path).mode & 0o777, 0o600);

@@ -356,7 +356,7 @@ function testNames(): void {
     );
   const tun = openTun('taken', { offload: true });
   t.match(tun, { name: 'taken', vnetHeader: true, offloads: { csum: true }, note: /offload/ });
-  throwsCode('taken', 'DEVICE_TAKEN', /taken/);
+  throwsCode('taken', 'DEVICE_TAKEN', /taken: EBUSY: another program holds it/);
   closeSync(tun.fd);
   ip('link add other type bridge');
   throwsCode('other', 'DEVICE_TAKEN', /not a single-queue TUN/);
@@ -374,6 +374,11 @@ function testNames(): void {
     encoding: 'utf8',
   });
   t.match(without.stdout, /^NO_PERMISSION device x: EPERM .*CAP_NET_ADMIN/, 'without the capability');
+  const others = 'mount -t tmpfs none /dev/net && mknod -m 600 /dev/net/tun c 10 200 && chown 65534 /dev/net/tun';
+  const bounded = ['setpriv', '--bounding-set=-dac_override,-dac_read_search', '--inh-caps=-dac_override'];
+  const closed = ['--mount', 'sh', '-c', `${others} && exec "$@"`, 'sh', ...bounded, ...node];
+  const refused = spawnSync('unshare', closed, { encoding: 'utf8' });
+  t.match(refused.stdout, /^NO_PERMISSION \/dev\/net\/tun: EACCES .*chmod 666/, 'with a device file of somebody else');
   const hidden = ['--mount', 'sh', '-c', 'mount -t tmpfs none /dev/net && exec "$@"', 'sh', ...node];
   const missing = spawnSync('unshare', hidden, { encoding: 'utf8' });
   t.match(missing.stdout, /^NO_TUN \/dev\/net\/tun: ENOENT .*modprobe tun/, 'without the device file');

@@ -133,10 +133,13 @@ t.test('nanoseconds are kept when the capture has them, and an empty capture mak
 t.test('files that cannot be read or written, and link types that cannot', async (t) => {
   t.throws(() => new CaptureFile(join(folder, 'none.pcap')), {
     code: 'CAPTURE_INVALID',
-    message: /cannot read .*none.pcap: ENOENT/,
+    message: /cannot read .*none.pcap: it does not exist/,
   });
-  t.throws(() => new CaptureFile(folder), { code: 'CAPTURE_INVALID', message: /cannot read .*EISDIR/ });
-  t.throws(() => new OutputFile(join(folder, 'no', 'out.pcap')), { code: 'USAGE', message: /cannot write .*ENOENT/ });
+  t.throws(() => new CaptureFile(folder), { code: 'CAPTURE_INVALID', message: /cannot read .*: it is a directory/ });
+  t.throws(() => new OutputFile(join(folder, 'no', 'out.pcap')), {
+    code: 'OUTPUT_FAILED',
+    message: /cannot write .*: its folder does not exist/,
+  });
   const device = new PcapDevice({
     input: open(pcapFile([{ seconds: 1, fraction: 0, bytes: HELLO }], { linkType: 113 })).reader,
   });

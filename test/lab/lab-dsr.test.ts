@@ -158,7 +158,7 @@ t.test('what a command line cannot mean', async (t) => {
 
 t.test('captures that cannot be made', needsRoot(t, 'ip'), async (t) => {
   const { out } = openScreen();
-  const unwritable = { code: 'USAGE', message: /^captures cannot be put into \/dev\/null\/links: / };
+  const unwritable = { code: 'OUTPUT_FAILED', message: /^captures cannot be put into \/dev\/null\/links: / };
   await t.rejects(labUp({ out, prefix: PREFIX, pcap: '/dev/null/links' }), unwritable);
   t.same(namespaces(), [], 'the lab that was begun is gone');
 

@@ -216,7 +216,10 @@ t.test('what is wrong is said before an output is touched', async (t) => {
   });
   t.throws(() => replay({ ...options, json: options.out }), { code: 'USAGE', message: /--json and --out/ });
   t.same(readFileSync(options.in), Buffer.from(good), 'the capture is as it was');
-  t.throws(() => replay({ ...options, out: join(folder, 'no', 'o') }), { code: 'USAGE', message: /cannot write/ });
+  t.throws(() => replay({ ...options, out: join(folder, 'no', 'o') }), {
+    code: 'OUTPUT_FAILED',
+    message: /cannot write .*: its folder does not exist/,
+  });
 
   t.throws(() => replay({ ...options, in: path('cut.pcap') }), {
     code: 'CAPTURE_INVALID',

@@ -42,6 +42,7 @@ export class LiveGateway {
   readonly gateway: Gateway;
   readonly desired: Desired;
   readonly down = new Set<string>();
+  readonly localAddresses: string[] = [];
   nowMs = 1000;
 
   constructor(
@@ -119,6 +120,7 @@ export class LiveGateway {
       recall: async (query) => structuredClone(this.gateway.recall(query)),
       downReason: () => undefined,
       routes: async (packets) => packets.map(() => null),
+      localAddresses: new Set(this.localAddresses),
       assumed: NOTHING_ASSUMED,
     };
   }

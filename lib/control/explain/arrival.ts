@@ -12,7 +12,7 @@ import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../../wire/ipv4.js';
 import { faultOf } from '../../wire/ipv4-fault.js';
 import { isOpeningSyn } from '../../wire/tcp.js';
 import { type Flow, flowJson, protocolName } from '../flows.js';
-import { plural } from '../summary.js';
+import { nameAndAddress, plural, sayTime } from '../summary.js';
 import { describeBackends } from './backends.js';
 import { type KnownCase, serviceWord, step } from './case.js';
 import type { DryRun } from './dry-run.js';
@@ -73,11 +73,9 @@ function destinationStep(known: KnownCase): StepView {
   if (service !== 0 && bits !== 0) {
     const { name, algorithm, mode } = configured!;
     const endpoint = `${formatEndpoint(destination, destinationPort)}/${protocolName(protocol)}`;
-    return step('destination', 'service', `${endpoint} is service ${name}: ${algorithm}, ${mode}`, {
-      service: name,
-      algorithm,
-      mode,
-    });
+    const details = { service: name, algorithm, mode };
+    const text = `${endpoint} is service ${name}: ${algorithm}, ${mode}`;
+    return step('destination', 'service', text, details, mode === 'dnat' ? localNotes(known) : []);
   }
   if (bits !== 0) {
     const hasPort = fragmentOffset === 0 && (protocol === PROTO_TCP || protocol === PROTO_UDP);
@@ -90,6 +88,15 @@ function destinationStep(known: KnownCase): StepView {
   const removed = scene.desired.removedServices().filter(({ vip }) => (vip | 0) === destination);
   const notes = removed.map(({ name }) => `service ${name} had it, and has left the file`);
   return step('destination', 'other', `${address} is no VIP and no snat address: a reply, or not weir’s`, {}, notes);
+}
+
+/** Answers to an address of this host are its own before any rule of weir's could lead them in. */
+function localNotes({ scene, headers }: KnownCase): string[] {
+  const source = formatIpv4(headers.source);
+  if (!scene.localAddresses.has(source)) return [];
+  return [
+    `${source} is an address of this host: the backend’s answers go to it past weir, so in mode dnat no connection comes about; ask from another host`,
+  ];
 }
 
 function servicesOf({ scene }: KnownCase, address: string): string[] {
@@ -146,13 +153,12 @@ function conntrackStep({ scene, snapshot }: KnownCase, { lookups: [first] }: Dry
   return step('conntrack', 'replaced', `begins anew in place of an entry, since ${why}: ${text}`, details);
 }
 
-/** `web/b1 10.2.0.11:8080, ESTABLISHED, expires in 7999.5 s`, with its client's ends before it. */
+/** `web/b1 10.2.0.11:8080, ESTABLISHED, expires in 2h13m`, with its client's ends before it. */
 export function describeFlow(flow: Flow): string {
   const { client, vip, backend, serviceName = '?', backendName = '?', state, expiresInMs } = flow;
-  const seconds = Math.abs(Math.round(expiresInMs / 100) / 10);
   const ends = `${protocolName(flow.protocol)} ${formatEndpoint(client.address, client.port)} > ${formatEndpoint(vip.address, vip.port)}`;
-  const where = `${serviceName}/${backendName} ${formatEndpoint(backend.address, backend.port)}`;
-  const when = expiresInMs > 0 ? `expires in ${seconds} s` : `expired ${seconds} s ago`;
+  const where = `${serviceName}/${nameAndAddress(backendName, formatEndpoint(backend.address, backend.port))}`;
+  const when = expiresInMs > 0 ? `expires in ${sayTime(expiresInMs)}` : `expired ${sayTime(-expiresInMs)} ago`;
   return `${ends}, to ${where}, ${state}, ${when}`;
 }
 

@@ -1,5 +1,6 @@
 import * as S from '../../datapath/snapshot.js';
 import { formatEndpoint } from '../../wire/address.js';
+import { nameAndAddress } from '../summary.js';
 import { type KnownCase, step } from './case.js';
 import type { StepView } from './explain-view.js';
 
@@ -32,7 +33,9 @@ export function describeBackends(known: KnownCase, full: readonly number[]): Ste
       : `${takers.length} of ${members.length} take new connections: ${names.join(', ')}`;
   const notes = members
     .filter(({ why }) => why !== null)
-    .map(({ backend, address, takesNew, why }) => `${takesNew ? '' : 'not '}${backend} ${address}: ${why}`);
+    .map(
+      ({ backend, address, takesNew, why }) => `${takesNew ? '' : 'not '}${nameAndAddress(backend, address)}: ${why}`,
+    );
   return step('backends', takers.length === 0 ? 'none' : 'some', text, { backends: members }, notes);
 }
 

@@ -9,7 +9,7 @@ import * as ipv4 from '../../wire/ipv4.js';
 import { TCP_CHECKSUM } from '../../wire/tcp.js';
 import { UDP_CHECKSUM } from '../../wire/udp.js';
 import { flowJson } from '../flows.js';
-import { plural } from '../summary.js';
+import { plural, sayTime } from '../summary.js';
 import { describeFlow } from './arrival.js';
 import { type KnownCase, serviceWord, step } from './case.js';
 import type { DryRun, Lookup } from './dry-run.js';
@@ -110,8 +110,7 @@ function entrySteps(
   if (entry !== undefined && verdict === FORWARD) {
     const before = first.flow!;
     const change = before.state === entry.state ? `stays ${entry.state}` : `${before.state} becomes ${entry.state}`;
-    const seconds = Math.round(entry.expiresInMs / 100) / 10;
-    return [step('entry', 'kept', `${change}, expires in ${seconds} s`, { entry: flowJson(entry) })];
+    return [step('entry', 'kept', `${change}, expires in ${sayTime(entry.expiresInMs)}`, { entry: flowJson(entry) })];
   }
   if (first.isGone) return [step('entry', 'removed', 'none is left')];
   if ((known.service !== 0 || known.quote !== undefined) && entry === undefined && verdict === FORWARD) {

@@ -1,3 +1,4 @@
+import { networkInterfaces } from 'node:os';
 import { WeirError } from '../../base/errors.js';
 import type { Config, ServiceConfig } from '../../config/config.js';
 import { allocateTable } from '../../conntrack/memory.js';
@@ -19,6 +20,8 @@ export interface Scene {
   downReason(backend: number): string | undefined;
   /** Where the kernel would send packets that leave; null: nobody can tell. */
   routes(packets: readonly Ends[]): Promise<readonly (string | null)[]>;
+  /** Of this host. */
+  readonly localAddresses: ReadonlySet<string>;
   readonly assumed: Assumed;
 }
 
@@ -56,8 +59,15 @@ export function sceneOfFile(config: Config): Scene {
     recall: async () => emptyRecollection(),
     downReason: () => undefined,
     routes: (packets) => routesFrom(null, packets),
+    localAddresses: addressesHere(),
     assumed: NOTHING_ASSUMED,
   };
+}
+
+export function addressesHere(): Set<string> {
+  return new Set(
+    Object.values(networkInterfaces()).flatMap((addresses = []) => addresses.map(({ address }) => address)),
+  );
 }
 
 /** @param device they come out of; null: the host's own packets */

@@ -106,6 +106,25 @@ t.test('a new connection, step by step', async (t) => {
   t.strictSame(live.flows(), [], 'nothing of it is so');
 });
 
+t.test('a client on the gateway itself gets no answer in mode dnat', async (t) => {
+  const notesOf = async (local: string[], mode = ''): Promise<readonly string[]> => {
+    const live = begin(file(`protocol: tcp${mode}`, B1, 'snat: { addresses: [10.96.255.1] }'));
+    live.localAddresses.push(...local);
+    return stepOf(await ask(live), 'destination').notes;
+  };
+  t.match(await notesOf(['10.1.0.2']), [/^10\.1\.0\.2 is an address of this host: .* ask from another host$/]);
+  t.strictSame(await notesOf(['10.1.0.1']), []);
+  t.strictSame(await notesOf(['10.1.0.2'], ', mode: snat'), []);
+});
+
+t.test('a backend without a name is its address, said once', async (t) => {
+  const unnamed = (address: string): string => `{ address: ${address}, port: 8080, weight: WEIGHT }`;
+  const backends = `${unnamed('10.2.0.11')}, ${unnamed('10.2.0.12')}`;
+  const view = await ask(begin(file('protocol: tcp', backends.replace('WEIGHT', '1').replace('WEIGHT', '0'))));
+  t.match(stepOf(view, 'entry').text, /, to web\/10\.2\.0\.11:8080, SYN_SENT, expires in 1m$/);
+  t.match(stepOf(view, 'backends').notes, ['not 10.2.0.12:8080: its weight is 0']);
+});
+
 t.test('a packet of a connection has the numbers that are expected of it', async (t) => {
   const live = begin(file('protocol: tcp'));
   connect(live);

@@ -54,8 +54,7 @@ const END_COST = 8;
  * the client meets another backend, which resets it. Of a one-way entry the client's own numbers tell what either end expects, as
  * long as nothing is under way to the client.
  *
- * A backend whose SYN-ACK was not seen gets an RST without ACK: Linux ignores one that acknowledges what it has not sent, and would go on
- * repeating its SYN-ACK.
+ * A backend whose SYN-ACK was not seen gets an RST without ACK, since there is nothing known to acknowledge.
  */
 export class CutStage {
   readonly #core: Core;

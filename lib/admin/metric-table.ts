@@ -1,5 +1,5 @@
 import type { Histogram } from '../base/histogram.js';
-import type { BackendView, Overview } from '../control/view.js';
+import type { BackendView, CountsView, Overview } from '../control/view.js';
 
 /** A value under its labels. */
 export type Sample = readonly [labels: Readonly<Record<string, string>>, value: number];
@@ -28,9 +28,11 @@ export interface Figures extends Overview {
   readonly backends: readonly BackendFigures[];
 }
 
-/** A backend, or several of one name in one service, of which all but one have left the file: their figures are one. */
-interface BackendFigures
-  extends Pick<BackendView, 'connections' | 'closed' | 'flows' | 'snatPorts' | 'packets' | 'bytes' | 'signals'> {
+/**
+ * A backend, or several of one name in one service, of which all but one have left the file: their figures are one, with what was counted
+ * under that name before.
+ */
+interface BackendFigures extends CountsView, Pick<BackendView, 'flows' | 'snatPorts'> {
   readonly labels: { readonly service: string; readonly backend: string };
   readonly isSnat: boolean;
   /** The one that is in the file. */
@@ -46,25 +48,33 @@ export function figuresOf(overview: Overview): Figures {
       const isHere = !service.removed && !backend.removed;
       const own = { ...backend, labels, isSnat: service.mode === 'snat', configured: isHere ? backend : null };
       const namesake = backends.get(key);
-      backends.set(key, namesake === undefined ? own : together(namesake, own));
+      const past = namesake === undefined ? overview.past(service.name, backend.name) : null;
+      const counted = past === null ? own : { ...own, ...sum(own, past) };
+      backends.set(key, namesake === undefined ? counted : together(namesake, own));
     }
   }
   return { ...overview, backends: [...backends.values()] };
 }
 
 function together(a: BackendFigures, b: BackendFigures): BackendFigures {
+  return {
+    labels: a.labels,
+    isSnat: a.isSnat || b.isSnat,
+    configured: a.configured ?? b.configured,
+    flows: a.flows + b.flows,
+    snatPorts: a.snatPorts + b.snatPorts,
+    ...sum(a, b),
+  };
+}
+
+function sum(a: CountsView, b: CountsView): CountsView {
   const both = (x: BackendView['packets'], y: BackendView['packets']) => ({
     original: x.original + y.original,
     reply: x.reply + y.reply,
   });
   return {
-    labels: a.labels,
-    isSnat: a.isSnat || b.isSnat,
-    configured: a.configured ?? b.configured,
     connections: a.connections + b.connections,
     closed: a.closed + b.closed,
-    flows: a.flows + b.flows,
-    snatPorts: a.snatPorts + b.snatPorts,
     packets: both(a.packets, b.packets),
     bytes: both(a.bytes, b.bytes),
     signals: {

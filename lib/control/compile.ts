@@ -129,7 +129,7 @@ export function compile(config: Config, identities: Identities, state: CompileSt
     services[row + S.MAGLEV_SIZE] = table === null ? 0 : tables.size;
     for (const { backend, identity: member } of members) {
       const at = member.id * S.BACKEND_WORDS;
-      if (counters !== undefined && !isSameBackend(backends, at, member)) clearCounters(counters, member.id);
+      if (counters !== undefined && identities.isRegiven(member.id)) clearCounters(counters, member.id);
       backends[at + S.BACKEND_ADDRESS] = member.address;
       backends[at + S.BACKEND_PORT] = member.port;
       backends[at + S.BACKEND_SERVICE] = identity.id;
@@ -241,15 +241,6 @@ function setDeadlines(
     if (configured.has(id) || cutAt[id] !== Number.POSITIVE_INFINITY) continue;
     cutAt[id] = nowMs + (serviceDrainMs.get(backends[id * S.BACKEND_WORDS + S.BACKEND_SERVICE]!) ?? lastDrainMs);
   }
-}
-
-/** Whether a row, as the last snapshot left it, is this backend's: an id may have been another's before. */
-function isSameBackend(backends: Int32Array, at: number, { service, address, port }: BackendIdentity): boolean {
-  return (
-    backends[at + S.BACKEND_SERVICE] === service &&
-    backends[at + S.BACKEND_ADDRESS] === (address | 0) &&
-    backends[at + S.BACKEND_PORT] === port
-  );
 }
 
 /** Nothing counts in the row of a backend that was not there. */

@@ -4,6 +4,7 @@ import * as S from '../datapath/snapshot.js';
 import { type Compiled, compile, type Predecessor } from './compile.js';
 import { type BackendIdentity, Identities, type ServiceIdentity } from './identity.js';
 import { type NetworkNeeds, NO_NEEDS, networkNeeds, type ReturnEndpoint } from './network-plan.js';
+import { countedNames, PastCounts } from './past-counts.js';
 import { mergeNeeds, needsWithout } from './retained-needs.js';
 import type { Survivors } from './survivors.js';
 
@@ -33,6 +34,8 @@ export class Desired {
   #drained: Drained;
   /** What the kernel must lead in for flows that began under another configuration, and this one does not ask for. */
   #retained: NetworkNeeds;
+  /** What others have counted under the names there are. */
+  readonly past = new PastCounts();
 
   /**
    * @param nowMs the data path's clock
@@ -104,11 +107,13 @@ export class Desired {
 
   /** Puts a proposal to use; only now are its parts called as it calls them. */
   take({ config, drained, retained, compiled }: Proposal): void {
+    const names = config === this.#config ? null : countedNames(this.identities);
     this.#config = config;
     this.#drained = drained;
     this.#retained = retained;
     this.#compiled = compiled;
     this.identities.rename(config.services);
+    if (names !== null) this.past.follow(names, countedNames(this.identities), compiled.snapshot.counters);
   }
 
   isDrained(backend: BackendIdentity): boolean {
@@ -188,11 +193,13 @@ export class Desired {
     let forgotten = 0;
     const keptServices = new Set<number>();
     const removed = this.removedBackends();
+    const names = removed.length === 0 ? null : countedNames(identities);
     for (const { id, service } of removed) {
       if (flows[id]! > 0) {
         keptServices.add(service);
         continue;
       }
+      this.past.keep(names!.get(id)!, this.snapshot.counters, id);
       identities.forgetBackend(id);
       forgotten++;
     }
@@ -202,6 +209,7 @@ export class Desired {
       identities.forgetService(id);
       forgotten++;
     }
+    if (forgotten > 0) this.past.dropUnused(countedNames(identities));
     return { forgotten, kept };
   }
 

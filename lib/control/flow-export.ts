@@ -8,7 +8,7 @@ const CHUNK_CHARS = 32 * 1024;
 
 /**
  * The connections that live, as lines another weir can import: header, flows, end. Streamed as `formatFlows` is. A slow reader
- * gets times that are right when their line is made.
+ * gets times that are right when their line is made. An empty piece: a rest would be welcome.
  */
 export function* exportFlows(
   readers: readonly TableReader[],
@@ -19,7 +19,11 @@ export function* exportFlows(
 ): Generator<string, void, void> {
   let chunk = `${formatHeader(release)}\n`;
   for (const reader of readers) {
-    for (const _ of matchRecords(reader, names, clock.nowMs(), filter)) {
+    for (const record of matchRecords(reader, names, clock.nowMs(), filter)) {
+      if (record === null) {
+        yield '';
+        continue;
+      }
       const nowMs = clock.nowMs();
       if (reader.doubles[EXPIRES]! <= nowMs) continue;
       chunk += `${formatFlowLine(reader, 0, nowMs)}\n`;

@@ -161,16 +161,17 @@ export function* walkFlows(
 
 /**
  * The record numbers that `listFlows` would list, for removing or exporting them. Each is in the source's `words`, `bytes` and
- * `doubles` when its number comes.
+ * `doubles` when its number comes. With places for a rest, as `walkFlows` has them: null.
  */
 export function* matchRecords(
   source: RecordSource,
   names: FlowNames,
   nowMs: number,
   filter: FlowFilter,
-): Generator<number> {
+): Generator<number | null> {
   const accepts = compileFilter(filter, names);
   for (let record = 0; record < (source.highWater ?? source.capacity); record++) {
+    if (record % SLICE_RECORDS === SLICE_RECORDS - 1) yield null;
     const at = source.read(record);
     if (at >= 0 && source.doubles[at * RECORD_DOUBLES + EXPIRES]! > nowMs && accepts(source, at)) yield record;
   }

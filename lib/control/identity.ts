@@ -44,6 +44,8 @@ export class Identities {
   readonly #backendRows: (BackendIdentity | undefined)[] = [undefined];
   readonly #freeServices: number[] = [];
   readonly #freeBackends: number[] = [];
+  /** Were another backend's before; until a file comes into use that has them. */
+  readonly #regiven = new Set<number>();
 
   /** The same ids for the same identities, from now on apart: neither's new ones are the other's. */
   copy(): Identities {
@@ -56,6 +58,7 @@ export class Identities {
     copy.#backendRows.length = this.#backendRows.length;
     copy.#freeServices.push(...this.#freeServices);
     copy.#freeBackends.push(...this.#freeBackends);
+    for (const id of this.#regiven) copy.#regiven.add(id);
     return copy;
   }
 
@@ -86,7 +89,9 @@ export class Identities {
     const key = `${service.id}/${formatEndpoint(address.word, port)}`;
     let identity = this.#backends.get(key);
     if (identity === undefined) {
-      const id = this.#freeBackends.pop() ?? this.#backendRows.length;
+      const free = this.#freeBackends.pop();
+      const id = free ?? this.#backendRows.length;
+      if (free !== undefined) this.#regiven.add(free);
       identity = { id, service: service.id, address: address.word, port, name };
       this.#backends.set(key, identity);
       this.#backendRows[id] = identity;
@@ -99,13 +104,22 @@ export class Identities {
     for (const service of services) {
       const identity = this.service(service);
       identity.name = service.name;
-      for (const backend of service.backends) this.backend(identity, backend).name = backend.name;
+      for (const backend of service.backends) {
+        const member = this.backend(identity, backend);
+        member.name = backend.name;
+        this.#regiven.delete(member.id);
+      }
     }
   }
 
   /** The backend of a service, configured or removed, that has an id. */
   findBackend(service: number, address: number, port: number): BackendIdentity | undefined {
     return this.#backends.get(`${service}/${formatEndpoint(address, port)}`);
+  }
+
+  /** Whether an id was given anew, to whomever, and no file that has its owner has come into use since. */
+  isRegiven(id: number): boolean {
+    return this.#regiven.has(id);
   }
 
   serviceById(id: number): ServiceIdentity | undefined {

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import type { Clock } from '../base/clock.js';
 import { WeirError } from '../base/errors.js';
 import { readHistogram } from '../base/histogram.js';
@@ -32,10 +33,11 @@ import type { EventLog } from './log.js';
 import type { NetworkSetup } from './network.js';
 import { networkNeeds, type ReturnEndpoint } from './network-plan.js';
 import { inSteps } from './pace.js';
+import { countedName } from './past-counts.js';
 import { planReload } from './plan/plan.js';
 import type { PlanView } from './plan/plan-view.js';
 import type { Reloader } from './reloader.js';
-import { listServices, viewService } from './service-views.js';
+import { listServices, viewCounts, viewService } from './service-views.js';
 import { countParts, countRefused, plural } from './summary.js';
 import type {
   Capture,
@@ -125,11 +127,16 @@ export class Observer implements RunningWeir {
       conntrack: this.#conntrack(census),
       loop: this.#loop(),
       snatPortsPerBackend: addresses.length * (lastPort - firstPort + 1),
+      past: (service, backend) => {
+        const counts = this.#parts.desired.past.of(countedName(service, backend));
+        return counts === undefined ? null : viewCounts(counts);
+      },
     };
   }
 
+  /** Always the same while weir stops: what is under way does not rest for packets then. */
   packetsRead(): number {
-    return this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
+    return this.#parts.reloader.isClosed ? 0 : this.#parts.path.stats[STATS.STAT_RX_PACKETS]!;
   }
 
   listFlows(filter: FlowFilter, format: FlowFormat, limit?: number): Iterable<string> {
@@ -246,6 +253,10 @@ export class Observer implements RunningWeir {
     let count = 0;
     let flushed = 0;
     for (const record of matchRecords(reader, desired.identities, clock.nowMs(), filter)) {
+      if (record === null) {
+        await setImmediate();
+        continue;
+      }
       records[count] = record;
       commits[count] = reader.words[COMMIT]!;
       if (++count < FLUSH_RECORDS) continue;

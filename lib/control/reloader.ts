@@ -243,6 +243,11 @@ export class Reloader {
     desired.take(proposal);
   }
 
+  /** Whether weir is stopping. */
+  get isClosed(): boolean {
+    return this.#isClosed;
+  }
+
   /** Lets a reload under way finish and takes no more. */
   async close(): Promise<void> {
     this.#isClosed = true;
@@ -301,7 +306,7 @@ export class Reloader {
     desired.take(proposal);
     onApplied?.();
     this.#tellReleased(released);
-    const commands = [...report.commands, ...(await this.#sweep())];
+    const commands = [...report.commands, ...(await this.#sweepLater())];
     return {
       path: configPath,
       ...countParts(config),
@@ -358,8 +363,11 @@ export class Reloader {
     const tables = [readers.tcp, readers.any];
     const nowMs = clock.nowMs();
     const packetsRead = (): number => path.stats[STAT_RX_PACKETS]!;
-    const used = await inSteps(usedNeeds(tables, retained, nowMs), packetsRead);
-    const census = await inSteps(censusInSteps(tables, nowMs, desired.identities.backendRows), packetsRead);
+    const used = await inSteps(this.#untilClosed(usedNeeds(tables, retained, nowMs)), packetsRead);
+    if (used === null) return [];
+    const counting = censusInSteps(tables, nowMs, desired.identities.backendRows);
+    const census = await inSteps(this.#untilClosed(counting), packetsRead);
+    if (census === null) return [];
     const { forgotten, kept } = desired.forget(census.backends, used);
     if ((kept > 0 || !isNothing(used)) && !this.#isClosed) {
       this.#sweepTimer = setTimeout(() => void this.inTurn(() => this.#sweepLater()).catch(() => {}), SWEEP_MS).unref();
@@ -376,11 +384,23 @@ export class Reloader {
     return commands;
   }
 
-  async #sweepLater(): Promise<void> {
+  /** The same where a failure changes nothing of what is in use. */
+  async #sweepLater(): Promise<readonly string[]> {
     try {
-      await this.#sweep();
+      return await this.#sweep();
     } catch (error) {
       this.#parts.log.error('step-failed', `could not tidy up after a removed backend: ${(error as Error).message}`);
+      return [];
+    }
+  }
+
+  /** Of a large table, steps with their rests take seconds, which whoever stops weir does not have. Null: they were given up. */
+  *#untilClosed<T>(steps: Generator<void, T>): Generator<void, T | null> {
+    for (;;) {
+      if (this.#isClosed) return null;
+      const { done, value } = steps.next();
+      if (done) return value;
+      yield;
     }
   }
 

@@ -6,7 +6,7 @@ import type { Census } from './census.js';
 import type { Desired } from './desired.js';
 import type { BackendHealth, HealthChecker } from './health/checker.js';
 import type { BackendIdentity } from './identity.js';
-import type { BackendView, HealthView, ServiceView } from './view.js';
+import type { BackendView, CountsView, HealthView, ServiceView } from './view.js';
 
 /** Where is known what services have. */
 export interface ServiceSources {
@@ -88,7 +88,7 @@ function viewBackend(
   const removed = written === null;
   const weight = written?.weight ?? 0;
   const { counters, backends } = desired.snapshot;
-  const row = id * S.COUNTER_ROWS;
+  const counts = counters.subarray(id * S.COUNTER_ROWS, (id + 1) * S.COUNTER_ROWS);
   const health = checker.healthOf(identity);
   const drainedBy = removed ? 'removal' : weight === 0 ? 'weight' : desired.isDrained(identity) ? 'command' : null;
   return {
@@ -101,15 +101,22 @@ function viewBackend(
     takesNew: (backends[id * S.BACKEND_WORDS + S.BACKEND_FLAGS]! & S.TAKES_NEW) !== 0,
     removed,
     health: health === undefined ? null : viewHealth(health),
-    signals: { refused: counters[row + S.COUNTER_REFUSED]!, unanswered: counters[row + S.COUNTER_UNANSWERED]! },
-    connections: counters[row + S.COUNTER_CONNECTIONS]!,
-    closed: counters[row + S.COUNTER_CLOSED]!,
+    ...viewCounts(counts),
     flows: census.backends[id] ?? 0,
     open: census.open[id] ?? 0,
     maxConnections: written?.maxConnections ?? null,
     snatPorts: census.snatPorts[id] ?? 0,
-    packets: { original: counters[row + S.COUNTER_TX_PACKETS]!, reply: counters[row + S.COUNTER_RX_PACKETS]! },
-    bytes: { original: counters[row + S.COUNTER_TX_BYTES]!, reply: counters[row + S.COUNTER_RX_BYTES]! },
+  };
+}
+
+/** @param counts COUNTER_* rows */
+export function viewCounts(counts: Float64Array): CountsView {
+  return {
+    signals: { refused: counts[S.COUNTER_REFUSED]!, unanswered: counts[S.COUNTER_UNANSWERED]! },
+    connections: counts[S.COUNTER_CONNECTIONS]!,
+    closed: counts[S.COUNTER_CLOSED]!,
+    packets: { original: counts[S.COUNTER_TX_PACKETS]!, reply: counts[S.COUNTER_RX_PACKETS]! },
+    bytes: { original: counts[S.COUNTER_TX_BYTES]!, reply: counts[S.COUNTER_RX_BYTES]! },
   };
 }
 

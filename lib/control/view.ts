@@ -110,6 +110,9 @@ export interface ServiceView {
   readonly backends: readonly BackendView[];
 }
 
+/** What is counted of a backend's connections; it never falls. */
+export type CountsView = Pick<BackendView, 'connections' | 'closed' | 'packets' | 'bytes' | 'signals'>;
+
 export interface BackendView {
   readonly name: string;
   readonly address: string;
@@ -196,6 +199,8 @@ export interface Overview {
   readonly loop: LoopView;
   /** Ports of the snat pool towards one backend: addresses times ports. */
   readonly snatPortsPerBackend: number;
+  /** What others that had a backend's name have counted under it (past-counts.ts); null: nothing. */
+  past(service: string, backend: string): CountsView | null;
 }
 
 /** The data path's run loop. */

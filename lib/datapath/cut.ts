@@ -6,6 +6,7 @@ import {
   CLIENT,
   COMMIT,
   ESTABLISHED,
+  MARK_SYN_PENDING,
   MARK_SYN_SEEN,
   MARK_WINDOWS,
   MARKS,
@@ -35,8 +36,9 @@ import { swapPorts } from './packet.js';
 import type { Snapshot } from './snapshot.js';
 import { STAT_CUT, STAT_TX_BYTES, STAT_TX_PACKETS } from './stats.js';
 
-/** Records looked at in one call: a fraction of a millisecond. */
+/** Records looked at in one call, and as how many of them the end of one counts: a fraction of a millisecond. */
 const SLICE_RECORDS = 2048;
+const END_COST = 8;
 
 /**
  * Ends the flows of backends whose time is over: `cutAt` in the snapshot, the drain time after a removal, or the removal itself
@@ -51,6 +53,8 @@ const SLICE_RECORDS = 2048;
  * Connections that were picked up in the middle have no sequence numbers to go by: their entry is dropped, and the next packet of
  * the client meets another backend, which resets it. Of a one-way entry the client's own numbers tell what either end expects, as
  * long as nothing is under way to the client.
+ *
+ * A backend whose SYN-ACK was not seen gets an RST without ACK, since there is nothing known to acknowledge.
  */
 export class CutStage {
   readonly #core: Core;
@@ -94,10 +98,11 @@ export class CutStage {
       this.#sweepingMs = nowMs;
     }
     const total = tcp.highWater + any.highWater;
-    for (let left = SLICE_RECORDS; left > 0 && this.#cursor < total; left--, this.#cursor++) {
+    for (let left = SLICE_RECORDS; left > 0 && this.#cursor < total; this.#cursor++) {
       const inTcp = this.#cursor < tcp.highWater;
-      const done = this.#visit(inTcp ? tcp : any, inTcp ? this.#cursor : this.#cursor - tcp.highWater);
-      if (!done) return nowMs;
+      const cost = this.#visit(inTcp ? tcp : any, inTcp ? this.#cursor : this.#cursor - tcp.highWater);
+      if (cost === 0) return nowMs;
+      left -= cost;
     }
     if (this.#cursor < total) return nowMs;
     this.#cursor = -1;
@@ -115,18 +120,18 @@ export class CutStage {
     }
   }
 
-  /** Ends a flow whose time is over. Returns false when there was no slot for the packets: to be tried again. */
-  #visit(table: FlowTable, record: number): boolean {
+  /** Ends a flow whose time is over. Returns what that cost, in records; 0 when there was no slot for the packets: to be tried again. */
+  #visit(table: FlowTable, record: number): number {
     const { words } = table;
     const word = record * RECORD_WORDS;
-    if (words[word + COMMIT] === 0) return true;
-    if (!isOver(this.#core.snapshot, words, word, this.#sweepingMs)) return true;
+    if (words[word + COMMIT] === 0) return 1;
+    if (!isOver(this.#core.snapshot, words, word, this.#sweepingMs)) return 1;
     if (!table.isExpired(record, this.#core.nowMs)) {
-      if (this.tell(table, record) < 0) return false;
+      if (this.tell(table, record) < 0) return 0;
       this.#core.stats[STAT_CUT]! += 1;
     }
     table.remove(record, CAUSE_CUT, this.#core.nowMs);
-    return true;
+    return END_COST;
   }
 
   /** Tells the ends of a flow that it is over. Returns in how many packets, -1 when there was no slot for them. */
@@ -159,7 +164,15 @@ export class CutStage {
     }
     const toClient = swapPorts(words[word + ORIGINAL_PORTS]!);
     const sequence = words[word + RX_END]!;
-    this.#buildRst(first, words[word + VIP]!, words[word + CLIENT]!, toClient, sequence, words[word + TX_END]!);
+    this.#buildRst(
+      first,
+      words[word + VIP]!,
+      words[word + CLIENT]!,
+      toClient,
+      sequence,
+      words[word + TX_END]!,
+      RST | ACK,
+    );
     this.#send(first);
     this.#resetBackend(second, table, record);
     return 2;
@@ -170,15 +183,29 @@ export class CutStage {
     const word = record * RECORD_WORDS;
     const toBackend = swapPorts(words[word + REPLY_PORTS]!);
     const sequence = words[word + TX_END]!;
-    this.#buildRst(slot, words[word + RETURN]!, words[word + BACKEND]!, toBackend, sequence, words[word + RX_END]!);
-    if (table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC) this.#wrap(table, record);
+    const isOneWay = table.bytes[record * RECORD_BYTES + TYPE] === TYPE_SVC;
+    const isOpening =
+      table.bytes[record * RECORD_BYTES + STATE] === SYN_SENT ||
+      (isOneWay && (table.bytes[record * RECORD_BYTES + MARKS]! & MARK_SYN_PENDING) !== 0);
+    const [source, backend] = [words[word + RETURN]!, words[word + BACKEND]!];
+    if (isOpening) this.#buildRst(slot, source, backend, toBackend, sequence, 0, RST);
+    else this.#buildRst(slot, source, backend, toBackend, sequence, words[word + RX_END]!, RST | ACK);
+    if (isOneWay) this.#wrap(table, record);
     this.#send(slot);
   }
 
-  #buildRst(slot: number, source: number, destination: number, ports: number, sequence: number, ack: number): void {
+  #buildRst(
+    slot: number,
+    source: number,
+    destination: number,
+    ports: number,
+    sequence: number,
+    ack: number,
+    flags: number,
+  ): void {
     const { memory } = this.#core.output;
     const at = packetOffset(memory, slot);
-    buildRst(memory, at, source, destination, ports, sequence, ack, RST | ACK, this.#answer);
+    buildRst(memory, at, source, destination, ports, sequence, ack, flags, this.#answer);
   }
 
   /** Puts what was built into the tunnel to the flow's node. */

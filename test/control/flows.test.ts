@@ -1,5 +1,8 @@
 import t from 'tap';
+import { allocateTable } from '../../lib/conntrack/memory.js';
 import * as record from '../../lib/conntrack/record.js';
+import { TableReader } from '../../lib/conntrack/table-reader.js';
+import { exportFlows } from '../../lib/control/flow-export.js';
 import { FLOW_FORMATS, formatFlows } from '../../lib/control/flow-formats.js';
 import {
   type FlowFilter,
@@ -9,6 +12,7 @@ import {
   listFlows,
   matchRecords,
   type RecordSource,
+  walkFlows,
 } from '../../lib/control/flows.js';
 import { sayTime } from '../../lib/control/summary.js';
 import { parseIpv4 } from '../../lib/wire/address.js';
@@ -230,6 +234,18 @@ t.test('filters', async (t) => {
   t.match(filterMistake({ client: '10.1.0.0/33' }), /no address/);
   t.match(filterMistake({ state: 'OPEN' }), /no state is called "OPEN"; there are SYN_SENT, /);
   t.match(filterMistake({ state: '' }), /no state/);
+});
+
+t.test('a walk that finds nothing rests all the same', async (t) => {
+  const empty = { ...new Records(1), capacity: 100_000, read: () => -1 };
+  const rests = Array.from({ length: 12 }, () => null);
+  t.strictSame([...matchRecords(empty, NAMES, NOW_MS, {})], rests);
+  t.strictSame([...walkFlows([empty], NAMES, NOW_MS)], rests);
+  const reader = new TableReader(allocateTable(20_000));
+  Object.defineProperty(reader, 'highWater', { value: 20_000 });
+  const pieces = [...exportFlows([reader], NAMES, { nowMs: () => NOW_MS }, {}, '1')];
+  t.strictSame(pieces.slice(0, -1), ['', '']);
+  t.match(pieces.at(-1), /^\{"weir"[^\n]*\n\{"end":true\}\n$/);
 });
 
 t.test('a million flows stream with flat memory', async (t) => {

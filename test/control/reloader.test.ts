@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmdirSync, rmSync, truncateSync, unlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { setImmediate } from 'node:timers/promises';
 import t from 'tap';
 import { ManualClock } from '../../lib/base/clock.js';
 import { MAX_CONFIG_BYTES } from '../../lib/base/limits.js';
@@ -36,11 +37,15 @@ class Office {
   applied = 0;
   /** The data path's answers that are awaited. */
   #held: (() => void)[] | undefined;
+  /** Snapshots on their way, and the most there were at once. */
+  #underWay = 0;
+  mostUnderWay = 0;
 
-  constructor() {
+  updateNetwork = (): { commands: string[]; notes: string[] } => ({ commands: [], notes: [] });
+
+  constructor(reader = new TableReader(allocateTable(16))) {
     const configText = readConfigText(path);
     const clock = new ManualClock();
-    const reader = new TableReader(allocateTable(16));
     this.desired = new Desired(requireConfig(path, configText), 0, undefined, ({ name }) => !this.down.has(name));
     this.reloader = new Reloader({
       configPath: path,
@@ -50,7 +55,7 @@ class Office {
         stats: new Float64Array(STAT_RX_PACKETS + 1),
         publish: (snapshot: S.Snapshot) => this.#publish(snapshot),
       } as unknown as ReloaderParts['path'],
-      network: { update: async () => ({ commands: [], notes: [] }) } as unknown as ReloaderParts['network'],
+      network: { update: async () => this.updateNetwork() } as unknown as ReloaderParts['network'],
       readers: { tcp: reader, any: reader },
       clock,
       log: new EventLog({ write: (line) => void this.lines.push(JSON.parse(line)) }),
@@ -84,7 +89,10 @@ class Office {
 
   async #publish(snapshot: S.Snapshot): Promise<void> {
     this.published.push(snapshot);
+    this.mostUnderWay = Math.max(this.mostUnderWay, ++this.#underWay);
     if (this.#held !== undefined) await new Promise<void>((resolve) => this.#held!.push(resolve));
+    else await setImmediate();
+    this.#underWay--;
   }
 }
 
@@ -114,6 +122,77 @@ t.test('many changes of health are one snapshot, and none is lost', async (t) =>
   await reloader.close();
   await late;
   t.equal(published.length, 3, 'after the end there is nothing more');
+});
+
+t.test('a thousand backends go up and down while files come', async (t) => {
+  const names = Array.from({ length: 1000 }, (_, i) => `b${i}`);
+  const fileWithout = (left: number): string => {
+    const members = names
+      .filter((_, i) => i % 10 !== left)
+      .map((name, i) => `{ name: ${name}, address: 10.2.${i >> 8}.${i & 255}, port: ${1000 + Number(name.slice(1))} }`);
+    return `services: [{ name: web, address: 10.96.0.1, port: 80, health: { type: tcp }, backends: [${members.join(', ')}] }]`;
+  };
+  writeFileSync(path, fileWithout(0));
+  const office = new Office();
+  const { reloader, down, published } = office;
+  const changes: Promise<unknown>[] = [];
+  for (let round = 0; round < 40; round++) {
+    for (let i = round; i < 1000; i += 7) {
+      if (!down.delete(names[i]!)) down.add(names[i]!);
+      changes.push(reloader.refreshHealth());
+    }
+    if (round % 8 === 7) {
+      writeFileSync(path, fileWithout(round >> 3));
+      changes.push(reloader.reload());
+    }
+    await setImmediate();
+  }
+  await Promise.all(changes);
+  t.equal(office.mostUnderWay, 1, 'one at a time');
+  t.ok(published.length <= 40 + 5 + 1, `${published.length} snapshots for ${changes.length} changes`);
+  const expected = names.filter((name, i) => i % 10 !== 4 && !down.has(name));
+  t.strictSame(office.takers().sort(), expected.sort(), 'and the last has it all');
+  t.equal(reloader.last.success, true);
+  await reloader.close();
+});
+
+t.test('what cannot be tidied up after a reload does not undo it', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const office = new Office();
+  let calls = 0;
+  office.updateNetwork = () => {
+    if (++calls === 2) throw new Error('ip failed');
+    return { commands: ['ip'], notes: [] };
+  };
+  writeFileSync(path, text({ b1: 1 }));
+  t.match(await office.reloader.reload(), { backends: 1, removedBackends: 0, commands: ['ip'] });
+  t.equal(calls, 2);
+  t.match([office.reloader.version, office.applied, office.reloader.refusals], [2, 1, 0]);
+  t.match(office.reloader.last, { success: true });
+  t.ok(office.events().includes('step-failed'));
+  await office.reloader.close();
+});
+
+t.test('whoever stops weir does not wait for a walk through a large table', async (t) => {
+  writeFileSync(path, text({ b1: 1, b2: 1 }));
+  const reader = new TableReader(allocateTable(16));
+  let walked = 0;
+  Object.defineProperty(reader, 'highWater', { value: 500_000 });
+  for (const walk of ['tally', 'visitLive'] as const) {
+    Object.defineProperty(reader, walk, {
+      value: (_: number, count: number) => {
+        walked += count;
+        if (walked === 5 * count) closing = office.reloader.close();
+      },
+    });
+  }
+  let closing: Promise<void> | undefined;
+  const office = new Office(reader);
+  writeFileSync(path, text({ b1: 1 }));
+  t.match(await office.reloader.reload(), { removedBackends: 1 });
+  await closing;
+  t.equal(walked, 5 * 8192);
+  t.strictSame(office.reloader.last.success, true);
 });
 
 t.test('the file is read again if it is another, and judged once', async (t) => {

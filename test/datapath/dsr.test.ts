@@ -192,7 +192,7 @@ t.test('a backend that takes no new flows', async (t) => {
   t.same(
     cut.out.map(({ bytes }) => describe(bytes).replace(/:\d+ > 192/, ' > 192')),
     [
-      'geneve 192.0.2.1 > 192.0.2.11 vip=10.96.0.10:80 [tcp 10.1.0.2:40000 > 10.2.0.11:8080 RA seq=1 win=0]',
+      'geneve 192.0.2.1 > 192.0.2.11 vip=10.96.0.10:80 [tcp 10.1.0.2:40000 > 10.2.0.11:8080 R seq=1 win=0]',
       'tcp 10.96.0.10:80 > 10.1.0.2:40000 R seq=77 win=0',
     ],
     'a packet that comes before the sweep: both ends are told',
@@ -220,7 +220,7 @@ t.test('flows that are cut: an RST to the client, and one through the tunnel', a
     'tcp 10.96.0.10:80 > 10.1.0.2:40000 RA seq=5301 ack=1101 win=0',
     'geneve 192.0.2.1 > 192.0.2.11 [tcp 10.1.0.2:40000 > 10.2.0.11:8080 RA seq=1101 ack=5301 win=0]',
     'tcp 10.96.0.10:80 > 10.1.0.2:2 RA seq=0 ack=8 win=0',
-    'geneve 192.0.2.1 > 192.0.2.11 [tcp 10.1.0.2:2 > 10.2.0.11:8080 RA seq=8 win=0]',
+    'geneve 192.0.2.1 > 192.0.2.11 [tcp 10.1.0.2:2 > 10.2.0.11:8080 R seq=8 win=0]',
   ]);
   t.equal(pipeline.tcp.count, 0, 'a closing one just goes');
   t.equal(pipeline.device.slotsHeld, 0);

@@ -189,6 +189,7 @@ export class FakeWeir implements RunningWeir {
       conntrack: this.conntrackView(),
       loop: { batchPackets: histogram, batchSeconds: histogram, longestBatchSeconds: 0.25, idleWakeups: 6 },
       snatPortsPerBackend: 32768,
+      past: () => null,
     };
   }
 

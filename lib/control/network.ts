@@ -260,6 +260,7 @@ export class NetworkSetup {
       const value = readSysctl(setting.path)!;
       const error = writeSysctl(setting.path, setting.value);
       if (error !== null) {
+        if (setting.without === null) continue;
         failed.push(setting);
         why = error;
         continue;

@@ -8,8 +8,8 @@ export interface Sysctl {
   readonly value: number;
   /** Nothing works without it; the others only make some traffic work. */
   readonly required: boolean;
-  /** What goes wrong without it. */
-  readonly without: string;
+  /** What goes wrong without it; null: nothing that anybody has to know. */
+  readonly without: string | null;
 }
 
 /** `net.ipv4.ip_forward=1`; slashes instead of dots where a step has dots of its own, as sysctl(8) takes both. */

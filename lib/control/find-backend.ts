@@ -1,5 +1,4 @@
 import { WeirError } from '../base/errors.js';
-import { formatEndpoint, formatIpv4 } from '../wire/address.js';
 import type { Desired } from './desired.js';
 import type { FlowFilter } from './flows.js';
 import type { BackendIdentity, Identities } from './identity.js';
@@ -47,26 +46,26 @@ export function findBackend(desired: Desired, service: string, wanted: string): 
 }
 
 /**
- * A name in a filter that means nothing is a slip more often than a question. Removed services and backends have their names as long as
- * connections use them.
+ * A name in a filter that means nothing is a slip more often than a question. It is a question where somebody had it lately: whether the
+ * connections of what was removed are over. And so is an address, which a node may have learned.
  *
- * @param isNode a node has connections of backends that no file names
  * @throws WeirError USAGE
  */
-export function requireNames(identities: Identities, { service, backend }: FlowFilter, isNode = false): void {
+export function requireNames(identities: Identities, { service, backend }: FlowFilter): void {
   const services = identities.listServices().map(({ name }) => name);
   const slash = backend?.lastIndexOf('/') ?? -1;
   const owner = slash < 0 ? undefined : backend!.slice(0, slash);
-  const unknown = [service, owner].find((name) => name !== undefined && !services.includes(name));
+  const isKnown = (name: string): boolean => services.includes(name) || identities.wasService(name);
+  const unknown = [service, owner].find((name) => name !== undefined && !isKnown(name));
   if (unknown !== undefined) throw noSuchService(unknown, services);
   if (backend === undefined) return;
   const wanted = backend.slice(slash + 1);
-  if (isNode && owner === undefined && ENDPOINT.test(wanted)) return;
+  if (ENDPOINT.test(wanted) || identities.wasBackend(wanted, owner)) return;
   const names: string[] = [];
-  for (const { service, name, address, port } of identities.listBackends()) {
+  for (const { service, name } of identities.listBackends()) {
     const itsOwner = identities.serviceName(service)!;
     if (owner !== undefined && itsOwner !== owner) continue;
-    if ([name, formatIpv4(address), formatEndpoint(address, port)].includes(wanted)) return;
+    if (name === wanted) return;
     names.push(owner === undefined ? `${itsOwner}/${name}` : name);
   }
   throw owner === undefined

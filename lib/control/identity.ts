@@ -1,3 +1,4 @@
+import { LRUCache } from 'lru-cache';
 import { formatEndpoint } from '../wire/address.js';
 
 /**
@@ -37,6 +38,9 @@ export interface NamedBackend {
   readonly port: number;
 }
 
+/** Names that nobody has any more, of which so many are remembered. */
+const FORMER_NAMES = 10_000;
+
 export class Identities {
   readonly #services = new Map<string, ServiceIdentity>();
   readonly #backends = new Map<string, BackendIdentity>();
@@ -46,6 +50,8 @@ export class Identities {
   readonly #freeBackends: number[] = [];
   /** Were another backend's before; until a file comes into use that has them. */
   readonly #regiven = new Set<number>();
+  /** What services were called, and backends, as `service/backend`. */
+  readonly #former = new LRUCache<string, true>({ max: FORMER_NAMES });
 
   /** The same ids for the same identities, from now on apart: neither's new ones are the other's. */
   copy(): Identities {
@@ -103,9 +109,12 @@ export class Identities {
   rename(services: readonly (NamedService & { readonly backends: readonly NamedBackend[] })[]): void {
     for (const service of services) {
       const identity = this.service(service);
+      const before = identity.name;
+      if (before !== service.name) this.#former.set(before, true);
       identity.name = service.name;
       for (const backend of service.backends) {
         const member = this.backend(identity, backend);
+        if (member.name !== backend.name) this.#former.set(`${before}/${member.name}`, true);
         member.name = backend.name;
         this.#regiven.delete(member.id);
       }
@@ -147,10 +156,23 @@ export class Identities {
     return this.#backendRows[id]?.name;
   }
 
+  /** Whether a service was called so lately. */
+  wasService(name: string): boolean {
+    return this.#former.has(name);
+  }
+
+  /** Whether a backend was, of this service or of any. */
+  wasBackend(name: string, service?: string): boolean {
+    if (service !== undefined) return this.#former.has(`${service}/${name}`);
+    for (const former of this.#former.keys()) if (former.endsWith(`/${name}`)) return true;
+    return false;
+  }
+
   /** Gives up the id of a removed backend that no flow holds any more; it will be another's. */
   forgetBackend(id: number): void {
     const identity = this.#backendRows[id];
     if (identity === undefined) return;
+    this.#former.set(`${this.serviceName(identity.service)}/${identity.name}`, true);
     this.#backends.delete(`${identity.service}/${formatEndpoint(identity.address, identity.port)}`);
     this.#backendRows[id] = undefined;
     this.#freeBackends.push(id);
@@ -160,6 +182,7 @@ export class Identities {
   forgetService(id: number): void {
     const identity = this.#serviceRows[id];
     if (identity === undefined) return;
+    this.#former.set(identity.name, true);
     this.#services.delete(`${formatEndpoint(identity.vip, identity.port)}/${identity.protocol}`);
     this.#serviceRows[id] = undefined;
     this.#freeServices.push(id);

@@ -268,10 +268,9 @@ export class Observer implements RunningWeir {
   }
 
   #requireFilter(filter: FlowFilter): void {
-    const { identities, config } = this.#parts.desired;
     const mistake = filterMistake(filter);
     if (mistake !== undefined) throw new WeirError('USAGE', mistake, 'Correct the filter.');
-    requireNames(identities, filter, config.role === 'node');
+    requireNames(this.#parts.desired.identities, filter);
   }
 
   #census(): Promise<Census> {

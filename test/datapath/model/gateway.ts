@@ -425,7 +425,10 @@ function farewell({ client, vip, backend, source, tcp, isReplied }: Flow): Memor
   if (state === 'CLOSING' || state === 'CLOSED' || !isFromStart || (state !== 'SYN_SENT' && !hasNumbers)) return [];
   return [
     buildRst(vip, client, 'RA', reply.end, original.end),
-    buildRst(source, backend, 'RA', original.end, reply.end),
+    // Of the backend nothing was seen that could be acknowledged.
+    state === 'SYN_SENT'
+      ? buildRst(source, backend, 'R', original.end, 0)
+      : buildRst(source, backend, 'RA', original.end, reply.end),
   ];
 }
 

@@ -23,7 +23,7 @@ export function countRefused(skipped: Readonly<Record<string, number>> & { reado
   return Object.values(skipped).reduce((sum, count) => sum + count, 0) - skipped.exists;
 }
 
-/** A time as people take it in: `2h13m`, `13m20s`, `20s`, below ten seconds `9.5s`. Never less than what it is. */
+/** A time as people take it in: `2h13m`, `13m20s`, `20s`, below ten seconds `9.5s`. Rounded up, but to minutes down. */
 export function sayTime(ms: number): string {
   const tenths = Math.ceil(ms / 100);
   if (tenths < 100) return `${tenths / 10}s`;

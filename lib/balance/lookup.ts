@@ -1,3 +1,5 @@
+import { shared } from '../base/shared-arrays.js';
+
 /**
  * Exact lookup of (address, port, protocol) -> a positive integer, in one flat Int32Array that can live in shared memory:
  * open addressing with linear probing, at most half full, built once and then only read. O(1) at 10,000 services.
@@ -19,7 +21,7 @@ export interface LookupEntry {
 export function buildLookup(entries: readonly LookupEntry[]): Int32Array {
   let slots = 2;
   while (slots < entries.length * 2) slots *= 2;
-  const table = new Int32Array(new SharedArrayBuffer(slots * SLOT_WORDS * 4));
+  const table = shared(Int32Array, slots * SLOT_WORDS);
   const mask = slots - 1;
   for (const { address, port, protocol, value } of entries) {
     const key = (port << 8) | protocol;

@@ -68,6 +68,8 @@ export interface CaptureParts {
  */
 export class Captures {
   readonly #parts: CaptureParts;
+  /** One for all captures: both threads would hold a ring each until they next collect what is old. */
+  #ring: SharedArrayBuffer | undefined;
   #isTaken = false;
 
   constructor(parts: CaptureParts) {
@@ -77,11 +79,17 @@ export class Captures {
   /** @throws WeirError USAGE on options that mean nothing, NOT_SUPPORTED while there is another capture */
   begin(options: CaptureOptions): Capture {
     this.#requireFree();
+    const filter = compileFilter(options, this.#parts.desired);
+    this.#ring ??= RING.allocateCaptureRing(RING_BYTES);
+    const ring = this.#ring;
     const setTaken = (isTaken: boolean): void => {
-      if (isTaken) this.#requireFree();
+      if (isTaken) {
+        this.#requireFree();
+        RING.clearCaptureRing(ring);
+      }
       this.#isTaken = isTaken;
     };
-    return new RunningCapture(this.#parts, options, compileRequest(options, this.#parts.desired), setTaken);
+    return new RunningCapture(this.#parts, options, { ring, ...filter }, setTaken);
   }
 
   #requireFree(): void {
@@ -311,7 +319,7 @@ function offloads(entry: Int32Array): string {
   return `${cut}${(entry[RING.ENTRY_FLAGS]! & RING.ENTRY_PARTIAL) !== 0 ? '; checksum left to the device' : ''}`;
 }
 
-function compileRequest(options: CaptureOptions, { identities }: CaptureParts['desired']): CaptureRequest {
+function compileFilter(options: CaptureOptions, { identities }: CaptureParts['desired']): Omit<CaptureRequest, 'ring'> {
   const { service, backend, client, snapBytes } = options;
   requireNames(identities, options);
   const services =
@@ -325,16 +333,14 @@ function compileRequest(options: CaptureOptions, { identities }: CaptureParts['d
     return [identity.name, address, `${address}:${identity.port}`].includes(backend!.slice(slash + 1));
   };
   const wanted = client === undefined ? null : parseClient(client);
-  const request: CaptureRequest = {
-    ring: RING.allocateCaptureRing(RING_BYTES),
-    services,
-    backends: backend === undefined ? null : idsWhere(identities.backendRows, isBackend),
-    client: wanted ?? null,
-    snapBytes: snapBytes ?? MAX_PACKET_BYTES,
-  };
   if (wanted === undefined)
     throw new WeirError('USAGE', `"${client}" is no address, address:port or prefix`, 'Correct it.');
-  return request;
+  return {
+    services,
+    backends: backend === undefined ? null : idsWhere(identities.backendRows, isBackend),
+    client: wanted,
+    snapBytes: snapBytes ?? MAX_PACKET_BYTES,
+  };
 }
 
 function idsWhere(rows: number, isWanted: (id: number) => boolean): Int32Array {

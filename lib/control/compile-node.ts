@@ -1,5 +1,6 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
 import { encodeRanges } from '../balance/ranges.js';
+import { sharedFrom } from '../base/shared-arrays.js';
 import type { Config } from '../config/config.js';
 import type { NodeSettings } from '../datapath/node-settings.js';
 import { overheadBytes } from '../tunnel/encapsulation.js';
@@ -8,7 +9,6 @@ import { INNER_ETHERNET, INNER_IPV4 } from '../wire/geneve.js';
 import { IPV4_HEADER_BYTES } from '../wire/ipv4.js';
 import { TCP_HEADER_BYTES } from '../wire/tcp.js';
 import type { ReturnEndpoint } from './network-plan.js';
-import { sharedFrom } from './shared-arrays.js';
 
 const NO_LIMIT = 0xffff;
 

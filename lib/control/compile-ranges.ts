@@ -1,6 +1,6 @@
 import { encodeRanges } from '../balance/ranges.js';
+import { shared } from '../base/shared-arrays.js';
 import type { AddressRange, ServiceConfig } from '../config/config.js';
-import { shared } from './shared-arrays.js';
 
 /** The sets of source ranges of all services. */
 export interface PlacedRanges {

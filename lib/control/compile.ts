@@ -1,6 +1,7 @@
 import { buildLookup, type LookupEntry } from '../balance/lookup.js';
 import { compareIdentity } from '../balance/maglev.js';
 import { keyFromString } from '../base/hash.js';
+import { shared, sharedFrom } from '../base/shared-arrays.js';
 import type { BackendConfig, Config, ServiceConfig } from '../config/config.js';
 import {
   TIMEOUT_ANY,
@@ -21,7 +22,6 @@ import { type PlacedRanges, placeRanges } from './compile-ranges.js';
 import type { BackendIdentity, Identities, ServiceIdentity } from './identity.js';
 import { type MaglevTables, placeTables, type TableParts, tableKey } from './maglev-tables.js';
 import { isAtNode, type ReturnEndpoint } from './network-plan.js';
-import { shared, sharedFrom } from './shared-arrays.js';
 
 /** What a snapshot is made of besides the configuration. */
 export interface CompileState {

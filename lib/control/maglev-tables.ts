@@ -1,6 +1,6 @@
 import { fillMaglev, type MaglevBackend } from '../balance/maglev.js';
 import type { HashKey } from '../base/hash.js';
-import { shared } from './shared-arrays.js';
+import { shared } from '../base/shared-arrays.js';
 
 /**
  * The Maglev tables of a snapshot, in places of one shared memory. The tables that the next snapshot has as well stay where they are, and

@@ -57,6 +57,11 @@ export function allocateCaptureRing(bytes: number): SharedArrayBuffer {
   return new SharedArrayBuffer(HEADER_BYTES + bytes);
 }
 
+/** Makes a ring as good as new that neither end uses. */
+export function clearCaptureRing(memory: SharedArrayBuffer): void {
+  new Int32Array(memory, 0, HEADER_BYTES / 4).fill(0);
+}
+
 /** Both ends' view of a ring. */
 class CaptureRing {
   protected readonly header: Int32Array;

@@ -96,8 +96,9 @@ export class Tap implements PacketOutput {
   /** Captures from the next batch on; null: no more. */
   use(request: CaptureRequest | null): void {
     this.isOn = request !== null;
-    this.#stage = new Uint8Array(request === null ? 0 : STAGE_BYTES);
     if (request === null) return;
+    // Kept for the next capture: what this thread lets go of is not collected for hours.
+    if (this.#stage.length === 0) this.#stage = new Uint8Array(STAGE_BYTES);
     this.#request = request;
     this.#writer = new CaptureRingWriter(request.ring);
     this.#number = 0;

@@ -310,6 +310,23 @@ t.test('one at a time; a look at the head is none', async (t) => {
   }
 });
 
+t.test('what one capture left unread, or lost, is not the next one’s', async (t) => {
+  const bench = new Bench();
+  establish(bench.pipeline);
+  const big = tcp({ ...client, flags: 'PA', seq: 1001, ack: 5001, payload: 60_000 });
+  const first = await bench.begin();
+  for (let i = 0; i < 100; i++) bench.pipeline.send({ bytes: big });
+  await first.read();
+  first.capture.close();
+  await new Promise((resolve) => setImmediate(resolve));
+  const second = await bench.begin();
+  bench.pipeline.send(tcp({ ...client, flags: 'A', seq: 1001, ack: 5001 }));
+  await second.read();
+  t.strictSame(second.comments, ['in: web -> b1 10.2.0.11:8080, tracked, ESTABLISHED', 'out of packet 1']);
+  t.equal(second.blocks.lost, 0);
+  second.capture.close();
+});
+
 t.test('a node shows what the socket gave it, with headers as they may have been', async (t) => {
   const bench = new Bench(`
 role: node

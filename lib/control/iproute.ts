@@ -1,5 +1,6 @@
-import { spawn } from 'node:child_process';
 import { WeirError } from '../base/errors.js';
+import { type Ended, runChild } from '../io/child.js';
+import { ENOENT, errnoName } from '../io/syscalls.js';
 import { PROTO_ICMP, PROTO_TCP, PROTO_UDP } from '../wire/ipv4.js';
 
 /**
@@ -250,43 +251,18 @@ function toHop(row: Row): Hop {
   return { dev: String(row.dev), local: Number(row.type) === LOCAL_ROUTE, ...mtu };
 }
 
-interface Output {
-  readonly stdout: string;
-  readonly stderr: string;
-  readonly status: number | null;
-}
-
 /** What is for weir's whole process group: Ctrl-C, the end of a terminal, a supervisor. */
 const GROUP_SIGNALS: ReadonlySet<string | null> = new Set(['SIGINT', 'SIGTERM', 'SIGHUP']);
 
-async function runIp(args: readonly string[], input: readonly string[]): Promise<Output> {
+async function runIp(args: readonly string[], input: readonly string[]): Promise<Ended> {
   for (;;) {
-    const { signal, ...output } = await tryIp(args, input);
-    // It had not begun yet: see below.
-    if (!GROUP_SIGNALS.has(signal)) return output;
+    const ended = await runChild('ip', args, input.length === 0 ? '' : `${input.join('\n')}\n`);
+    if (ended === -ENOENT) throw missingTool('ip is not installed');
+    if (typeof ended === 'number') throw new WeirError('NETWORK_SETUP', `cannot run ip: ${errnoName(ended)}`);
+    if (ended.stderr.includes('BusyBox')) throw missingTool('the ip command found is BusyBox’s, which cannot do this');
+    // weir needs it for its end: such signals reach it no more once it is in its session, which it may not have entered.
+    if (!GROUP_SIGNALS.has(ended.signal)) return ended;
   }
-}
-
-function tryIp(args: readonly string[], input: readonly string[]): Promise<Output & { signal: string | null }> {
-  return new Promise((resolve, reject) => {
-    // weir needs it for its end: such signals reach it no more once it is in a session of its own, which it enters before it is ip.
-    const child = spawn('ip', args, { stdio: 'pipe', detached: true });
-    let stdout = '';
-    let stderr = '';
-    child.stdout.setEncoding('utf8').on('data', (part: string) => (stdout += part));
-    child.stderr.setEncoding('utf8').on('data', (part: string) => (stderr += part));
-    child.on('error', (error: NodeJS.ErrnoException) => {
-      if (error.code !== 'ENOENT') reject(new WeirError('NETWORK_SETUP', `cannot run ip: ${error.message}`, '', error));
-      else reject(missingTool('ip is not installed'));
-    });
-    child.on('close', (status, signal) => {
-      if (stderr.includes('BusyBox')) reject(missingTool('the ip command found is BusyBox’s, which cannot do this'));
-      else resolve({ stdout, stderr, status, signal });
-    });
-    // An ip that ends early says why on stderr; that it did not read its input is no second failure.
-    child.stdin.on('error', () => {});
-    child.stdin.end(input.length === 0 ? '' : `${input.join('\n')}\n`);
-  });
 }
 
 function missingTool(message: string): WeirError {

@@ -1,4 +1,5 @@
-import koffi from 'koffi';
+import type Koffi from 'koffi';
+import { WeirError } from '../base/errors.js';
 
 /**
  * The system calls weir makes itself, through koffi: the one file that knows of it. Every wrapper returns what the call
@@ -7,6 +8,7 @@ import koffi from 'koffi';
  *
  * `null` loads the symbols of the process itself, which are those of glibc or musl, whichever Node runs on.
  */
+const koffi = await loadKoffi();
 const libc = koffi.load(null);
 
 const cOpen = libc.func('open', 'int', ['str', 'int']);
@@ -29,6 +31,15 @@ const cBind = libc.func('bind', 'int', ['int', 'void *', 'uint']);
 const cSetsockopt = libc.func('setsockopt', 'int', ['int', 'int', 'int', 'void *', 'uint']);
 const cSendto = libc.func('sendto', 'int64', ['int', 'void *', 'size_t', 'int', 'void *', 'uint']);
 const cRecvmsg = libc.func('recvmsg', 'int64', ['int', 'size_t', 'int']);
+const cPipe = libc.func('pipe2', 'int', ['void *', 'int']);
+const cActionsInit = libc.func('posix_spawn_file_actions_init', 'int', ['void *']);
+const cActionsDup2 = libc.func('posix_spawn_file_actions_adddup2', 'int', ['void *', 'int', 'int']);
+const cActionsDestroy = libc.func('posix_spawn_file_actions_destroy', 'int', ['void *']);
+const cAttributesInit = libc.func('posix_spawnattr_init', 'int', ['void *']);
+const cAttributesSetFlags = libc.func('posix_spawnattr_setflags', 'int', ['void *', 'short']);
+const strings = koffi.pointer('str');
+const cSpawn = libc.func('posix_spawnp', 'int', ['void *', 'str', 'void *', 'void *', strings, strings]);
+const cWaitpid = libc.func('waitpid', 'int', ['int', 'void *', 'int']);
 const cClockGettime = libc.func('clock_gettime', 'int', ['int', 'size_t']);
 const cSetup = libc.func('syscall', 'long', ['long', 'uint', 'void *']);
 const cEnter = libc.func('syscall', 'long', ['long', 'int', 'uint', 'uint', 'uint', 'size_t', 'size_t']);
@@ -64,6 +75,9 @@ const LOCK_UN = 8;
 const F_GETFL = 3;
 const F_SETFL = 4;
 const MADV_DONTNEED = 4;
+const POSIX_SPAWN_SETSID = 0x80;
+/** More than posix_spawn_file_actions_t and posix_spawnattr_t take with glibc or musl: 80 and 336 bytes. */
+const SPAWN_STRUCT_BYTES = 1024;
 
 export const {
   EPERM,
@@ -101,6 +115,20 @@ type Errno =
   | 'ETIME'
   | 'EADDRINUSE'
   | 'EADDRNOTAVAIL';
+
+/** Its binary is an optional package, one for each platform. */
+async function loadKoffi(): Promise<typeof Koffi> {
+  try {
+    return (await import('koffi')).default;
+  } catch (error) {
+    throw new WeirError(
+      'MISSING_TOOL',
+      `koffi, which system calls are made through, does not load: ${(error as Error).message}`,
+      `Install weir's dependencies with the optional ones among them: one is koffi's binary for ${process.platform} on ${process.arch}.`,
+      error,
+    );
+  }
+}
 
 /** The name of an error as the wrappers return it, negative: -11 is `EAGAIN`. */
 export function errnoName(result: number): string {
@@ -224,6 +252,49 @@ export function sendTo(fd: number, bytes: Uint8Array, flags: number, address: Ui
 /** @param message address of a struct msghdr. @returns the bytes of the datagram */
 export function recvmsg(fd: number, message: number, flags: number): number {
   return checked(cRecvmsg(fd, message, flags));
+}
+
+/** @returns the two ends, to read from and to write to, not inherited by programs; or an error */
+export function pipe(): { readonly reader: number; readonly writer: number } | number {
+  const ends = new Int32Array(2);
+  const result = checked(cPipe(ends, O_CLOEXEC));
+  return result < 0 ? result : { reader: ends[0]!, writer: ends[1]! };
+}
+
+/**
+ * Starts a program, found by PATH, in a session of its own: posix_spawn(3). While it begins this thread waits, and no other.
+ *
+ * @param args begin with the name of the program @param environment `NAME=value` each
+ * @param stdio what becomes its fds 0, 1 and 2
+ * @returns its pid
+ */
+export function spawn(
+  file: string,
+  args: readonly string[],
+  environment: readonly string[],
+  stdio: readonly number[],
+): number {
+  const actions = new Uint8Array(SPAWN_STRUCT_BYTES);
+  const attributes = new Uint8Array(SPAWN_STRUCT_BYTES);
+  const pid = new Int32Array(1);
+  cActionsInit(actions);
+  for (const [as, fd] of stdio.entries()) cActionsDup2(actions, fd, as);
+  cAttributesInit(attributes);
+  cAttributesSetFlags(attributes, POSIX_SPAWN_SETSID);
+  // Of all calls here the only one that returns its error.
+  const error = cSpawn(pid, file, actions, attributes, [...args, null], [...environment, null]);
+  cActionsDestroy(actions);
+  return error === 0 ? pid[0]! : -error;
+}
+
+/** Waits, in another thread, for the end of a program that was started by `spawn`. @returns its wait status; -1: nobody knows */
+export function waitForEnd(pid: number): Promise<number> {
+  const status = new Int32Array(1);
+  return new Promise((resolve) => {
+    cWaitpid.async(pid, status, 0, (error: Error | null, ended: number) =>
+      resolve(error === null && ended === pid ? status[0]! : -1),
+    );
+  });
 }
 
 /** Stores a timespec (two i64: seconds, nanoseconds) at `address`. */

@@ -11,7 +11,7 @@ import { shared } from '../base/shared-arrays.js';
  *
  * Invariant: nothing is written to a place of the snapshot in use. It holds as long as one snapshot is made from the one in use at a time,
  * and is in use before another is made; so whoever tries a change out (`Desired.fork`) does not own the memory, and gets another
- * when the first new table is made.
+ * when the first new table is made. What is tried out is never put to use itself.
  */
 export interface MaglevTables {
   readonly memory: Uint16Array;
@@ -40,7 +40,7 @@ export function placeTables(
   const missing = [...wanted.keys()].filter((name) => !last?.at.has(name));
   const places = missing.length === 0 ? [] : last?.isOwn ? freePlaces(last, missing.length) : undefined;
   const inPlace = last !== undefined && places !== undefined;
-  const memory = inPlace ? last.memory : shared(Uint16Array, (wanted.size + spare(wanted.size)) * size);
+  const memory = inPlace ? last.memory : allocate((wanted.size + spare(wanted.size)) * size, previous?.isOwn ?? true);
   const at = new Map<string, number>();
   let next = 0;
   for (const [name, { backends, protocol }] of wanted) {
@@ -52,6 +52,11 @@ export function placeTables(
     else if (!inPlace) place.set(last!.memory.subarray(from, from + size));
   }
   return { memory, size, at, isOwn: inPlace ? last.isOwn : true };
+}
+
+/** What is only tried out reaches no other thread, and is the collector's alone. */
+function allocate(entries: number, isForUse: boolean): Uint16Array {
+  return isForUse ? shared(Uint16Array, entries) : new Uint16Array(entries);
 }
 
 /** Equal of tables that are equal. */

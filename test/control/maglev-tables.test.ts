@@ -69,3 +69,13 @@ t.test('a change of one table among many moves no other and takes no other memor
     t.equal([...tables.at.values()].filter((place) => !at.includes(place)).length, 1);
   }
 });
+
+t.test('what is tried out takes no shared memory, what may be put to use does', async (t) => {
+  const first = placeTables(wantedOf([1], 251), 251, KEY, undefined);
+  t.ok(first.memory.buffer instanceof SharedArrayBuffer);
+  const tried = placeTables(wantedOf([2, 3], 251), 251, KEY, { ...first, isOwn: false });
+  t.ok(tried.memory.buffer instanceof ArrayBuffer);
+  const grown = placeTables(wantedOf([1, 2, 3, 4, 5], 251), 251, KEY, first);
+  t.ok(grown.memory.buffer instanceof SharedArrayBuffer);
+  t.not(grown.memory, first.memory);
+});
